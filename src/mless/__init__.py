@@ -1,0 +1,83 @@
+"""mless measures what inserted filler tokens do inside a decoder language model.
+
+Everything public is named in `__all__`; heavy libraries load when a name is first used, so `import mless` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mless.capture import Attention, capturing, received
+    from mless.errors import MlessError
+    from mless.figures import draw
+    from mless.models import LoadedModel, load
+    from mless.prompting import align
+    from mless.study import Outcome, StudySpec, load_study, verdict_lines
+    from mless.study.direct import Share, items, prompts, retained, run
+    from mless.values import Condition, FigureSpec, Item, Panel, Prompt, Span
+
+_HOMES = {
+    "Attention": "mless.capture",
+    "Condition": "mless.values",
+    "FigureSpec": "mless.values",
+    "Item": "mless.values",
+    "LoadedModel": "mless.models",
+    "MlessError": "mless.errors",
+    "Outcome": "mless.study",
+    "Panel": "mless.values",
+    "Prompt": "mless.values",
+    "Share": "mless.study.direct",
+    "Span": "mless.values",
+    "StudySpec": "mless.study",
+    "align": "mless.prompting",
+    "capturing": "mless.capture",
+    "draw": "mless.figures",
+    "items": "mless.study.direct",
+    "load": "mless.models",
+    "load_study": "mless.study",
+    "prompts": "mless.study.direct",
+    "received": "mless.capture",
+    "retained": "mless.study.direct",
+    "run": "mless.study.direct",
+    "verdict_lines": "mless.study",
+}
+
+__all__ = [
+    "Attention",
+    "Condition",
+    "FigureSpec",
+    "Item",
+    "LoadedModel",
+    "MlessError",
+    "Outcome",
+    "Panel",
+    "Prompt",
+    "Share",
+    "Span",
+    "StudySpec",
+    "align",
+    "capturing",
+    "draw",
+    "items",
+    "load",
+    "load_study",
+    "prompts",
+    "received",
+    "retained",
+    "run",
+    "verdict_lines",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'mless' has no attribute {name!r}; it has: {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

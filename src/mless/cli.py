@@ -1,0 +1,376 @@
+"""The command: parse, call, print. Exit codes: 0 done, 1 a defect of mless, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mless import __version__
+from mless.errors import MlessError
+
+_EPILOG = (
+    "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
+    "the message; 130 interrupted, the same command goes on where it stopped."
+)
+app = typer.Typer(
+    name="mless",
+    help="Measure what inserted filler tokens do to a language model's attention.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Hub id, folder with safetensors, GGUF file (or a folder with one), or smollm2."
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", "-m", help="As in run; may be given several times for figures that compare models."),
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's own: folder or hub id.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model's repository brings.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="JSONL, JSON, CSV or Parquet file; a name in $MLESS_DATA; bundled; or arithmetic[:DIFFICULTY[:COUNT]]."
+    ),
+]
+QuestionField = Annotated[str | None, typer.Option(help="Field that holds the question (guessed otherwise).")]
+Limit = Annotated[int | None, typer.Option(help="Use only the first N items.")]
+PromptKind = Annotated[
+    str | None, typer.Option("--prompt", help="chat (the model's template), raw (as published), or auto.")
+]
+Conditions = Annotated[str | None, typer.Option(help="Comma-separated: none, mless, mful, random, or a study's own.")]
+Filler = Annotated[str | None, typer.Option(help="The mless filler; one token when repeated, such as ' /'.")]
+Length = Annotated[int | None, typer.Option(help="Filler length in tokens.")]
+Placement = Annotated[str | None, typer.Option(help="before-system, before-question, end, or anywhere.")]
+Layers = Annotated[
+    str | None, typer.Option(help="all, 1, or 1-3,7; only layers up to the last one are loaded and run.")
+]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: any study field, as --set margins.drop=0.9.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Result folder (under results/ otherwise).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"mless {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+def _changes(**options: Any) -> dict[str, Any]:
+    given = {key: value for key, value in options.items() if value is not None and value is not False}
+    if isinstance(given.get("conditions"), str):
+        given["conditions"] = [name.strip() for name in given["conditions"].split(",") if name.strip()]
+    return given
+
+
+class _Bar:
+    """Lines and a bar with ETA on standard error; the bar appears once something has taken a second."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bar: Any = None
+        self._task: Any = None
+        self._began = time.monotonic()
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        if self._bar is None:
+            if time.monotonic() - self._began < 1 or done == total:
+                return
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(
+                *columns, TextColumn("ETA"), TimeRemainingColumn(), console=self._console, transient=True
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, description=what, completed=done, total=total)
+        if done == total:
+            self.stop()
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+            self._began = time.monotonic()
+
+
+@app.command(epilog=_EPILOG)
+def run(
+    study: Annotated[str, typer.Argument(help="A study's name (see: mless studies) or a TOML file.")] = "quick",
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Remote = False,
+    data: Data = None,
+    question_field: QuestionField = None,
+    limit: Limit = None,
+    prompt: PromptKind = None,
+    conditions: Conditions = None,
+    filler: Filler = None,
+    length: Length = None,
+    placement: Placement = None,
+    layers: Layers = None,
+    heads: Annotated[str | None, typer.Option(help="Heads to store: all, 1, or 1-3,7.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Run a study, or what is missing of it, and print its verdict."""
+    from mless.report import draw_standard, write_report
+    from mless.study import load_study, run_study, verdict_lines
+
+    changes = _changes(
+        model=model, tokenizer=tokenizer, trust_remote_code=trust_remote_code, data=data, question_field=question_field, limit=limit,
+        prompt=prompt, conditions=conditions, filler=filler, length=length, placement=placement, layers=layers, heads=heads,
+        dtype=dtype, device=device, seed=seed,
+    )  # fmt: skip
+    bar = _Bar(as_json)
+    try:
+        outcome = run_study(load_study(study, changes, sets or ()), out, bar)
+    finally:
+        bar.stop()
+    lines = verdict_lines(outcome.folder)
+    page = outcome.folder / "report.html"
+    if outcome.computed or not page.exists():
+        bar.say("drawing")
+        draw_standard(outcome.folder)
+        write_report(outcome.folder, verdict=lines)
+    if as_json:
+        typer.echo(json.dumps(_as_json(outcome.folder, lines, outcome.computed), ensure_ascii=False))
+        return
+    _print_verdict(
+        lines, "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed"
+    )
+    typer.echo(f"\nreport: {page}")
+
+
+@app.command(epilog=_EPILOG)
+def figure(
+    name: Annotated[str, typer.Argument(help="fig2, fig9, fig10, fig11, fig13 … fig20, map, retained or mass.")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Result folders to draw from; without any, the study is run.")
+    ] = None,
+    model: Models = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Remote = False,
+    data: Data = None,
+    question_field: QuestionField = None,
+    limit: Limit = None,
+    prompt: PromptKind = None,
+    filler: Filler = None,
+    length: Length = None,
+    placement: Placement = None,
+    layers: Layers = None,
+    heads: Annotated[str | None, typer.Option(help="Heads to show: a list, or most-shifted:3.")] = None,
+    item: Annotated[
+        str | None, typer.Option(help="One prompt instead of the mean: its number from 1, or its id.")
+    ] = None,
+    queries: Annotated[str, typer.Option(help="original (fair comparison) or later (as published).")] = "original",
+    omit_first: Annotated[
+        bool | None,
+        typer.Option("--omit-first/--keep-first", help="Leave out the first token (default: for Llama and Gemma)."),
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="Comma-separated: png, svg, pdf.")] = "png,svg",
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for the pictures (figures/ in the first result folder otherwise)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw a published figure, for the published models or for yours; runs what is not stored yet."""
+    from mless.figures import draw
+    from mless.report import write_report
+    from mless.study import load_study, run_study, verdict_lines
+
+    changes = _changes(
+        tokenizer=tokenizer, trust_remote_code=trust_remote_code, data=data, question_field=question_field, limit=limit, prompt=prompt,
+        filler=filler, length=length, placement=placement, layers=layers, dtype=dtype, device=device, seed=seed,
+    )  # fmt: skip
+    changes |= {f"figure.{key}": value for key, value in (("heads", heads), ("layers", layers)) if value is not None}
+    spec = load_study(name, changes, sets or ())
+    figure_spec = spec.figure_spec()
+    bar = _Bar(as_json)
+    used = list(folders or [])
+    if not used:
+        models = model or spec.published_models() or [spec.model]
+        try:
+            used = [run_study(spec.for_model(one, n, len(models)), None, bar).folder for n, one in enumerate(models)]
+        except MlessError as fault:
+            if model:
+                raise
+            raise type(fault)(
+                f"{name} was published for {', '.join(models)}: {fault}; or draw it for a model you have: "
+                f"mless figure {name} --model smollm2 --heads most-shifted:3"
+            ) from None
+        finally:
+            bar.stop()
+    assert spec.figure is not None
+    written = draw(
+        figure_spec, used, heads=spec.figure.heads, item=item, queries=queries, omit_first=omit_first,  # pyright: ignore[reportArgumentType]
+        formats=[kind.strip() for kind in formats.split(",")], out=out,
+    )  # fmt: skip
+    lines = {str(folder): verdict_lines(folder) for folder in used}
+    for folder in used if not folders else ():
+        write_report(folder, verdict=lines[str(folder)])
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"figure": name, "files": [str(path) for path in written], "verdicts": lines}, ensure_ascii=False
+            )
+        )
+        return
+    for block in lines.values():
+        _print_verdict(block)
+    typer.echo("")
+    for path in written:
+        typer.echo(f"figure: {path}")
+
+
+@app.command(epilog=_EPILOG)
+def studies(as_json: Json = False) -> None:
+    """List the studies that come with mless."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mless.study import available_studies
+
+    found = available_studies()
+    if as_json:
+        typer.echo(json.dumps({name: spec.model_dump() for name, spec in found.items()}, ensure_ascii=False))
+        return
+    table = Table("study", "what it shows", "published for", box=None, pad_edge=False)
+    for name, spec in found.items():
+        table.add_row(
+            name, spec.title, ", ".join(published.rsplit("/", 1)[-1] for published in spec.published_models())
+        )
+    Console(highlight=False).print(table)
+
+
+@app.command(epilog=_EPILOG)
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="Describe this model: is it here, will it work, what is it like?")
+    ] = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Remote = False,
+    as_json: Json = False,
+) -> None:
+    """List the models at hand, or describe one before running it."""
+    from mless.models.listing import at_hand, profile
+
+    bar = _Bar(as_json)
+    content = (
+        profile(name, tokenizer=tokenizer, trust_remote_code=trust_remote_code, say=bar.say) if name else at_hand()
+    )
+    if as_json:
+        typer.echo(json.dumps(content, ensure_ascii=False))
+        return
+    width = max(map(len, content), default=0)
+    for key, value in content.items():
+        typer.echo(f"{key:<{width}}  {value}")
+
+
+def _as_json(folder: Path, lines: list[str], computed: int) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(
+        folder / "retained.parquet", filters=[("queries", "==", "original"), ("head", "==", 0)]
+    ).to_pylist()
+    return {
+        "folder": str(folder),
+        "report": str(folder / "report.html"),
+        "units_computed": computed,
+        "verdict": lines,
+        "layers": rows,
+    }
+
+
+def _print_verdict(lines: list[str], note: str = "") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    head, *rest = lines
+    console.print("")
+    console.print(f"{head}{f' ({note})' if note else ''}", markup=False)
+    for line in rest:
+        console.print(f"• {line}", markup=False)
+
+
+def main() -> None:
+    """Entry point: a fault of the user's is one line and exit code 2."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except MlessError as fault:
+        _fail(str(fault), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted; what is stored stays, the same command goes on from there", 130)
+    except Exception as fault:
+        if type(fault).__module__.startswith(("click", "typer")) and hasattr(fault, "format_message"):
+            context = getattr(fault, "ctx", None)
+            usage = f" (see: {context.command_path} --help)" if context is not None else ""
+            _fail(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        raise
+
+
+def _fail(message: str, code: int) -> None:
+    # One line whatever the message holds: a control character in a file name must not move the cursor.
+    shown = "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode()
+        for sign in " ".join(message.splitlines())
+    )
+    print(f"mless: {shown}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What can go wrong, by name. Every message says what was expected, what was found, and the way out."""
+
+from __future__ import annotations
+
+
+class MlessError(Exception):
+    """A fault the user can mend. The command prints its message on one line and leaves with exit code 2."""
+
+
+class UnknownModel(MlessError):
+    """No model by that name, hub id, folder or GGUF file."""
+
+
+class UnsupportedArchitecture(MlessError):
+    """The model computes attention in a way this tool cannot measure correctly."""
+
+
+class TokenizerFault(MlessError):
+    """The tokenizer would feed the model something it was not trained on."""
+
+
+class BadData(MlessError):
+    """A data file that is empty, broken or lacks a field."""
+
+
+class BadPrompt(MlessError):
+    """A prompt that cannot be built as asked."""
+
+
+class BadStudy(MlessError):
+    """An unknown study, an unknown field, or a value out of its range."""
+
+
+class BadAttention(MlessError):
+    """Attention that is not finite: the model's numbers broke, so no statistic of them is given."""
+
+
+class BadFolder(MlessError):
+    """A result folder that belongs to another study, a newer version, or a run still under way."""
+
+
+class ProofFailed(MlessError):
+    """A self-check at load time did not hold; measuring on would give wrong numbers silently."""

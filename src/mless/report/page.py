@@ -1,0 +1,277 @@
+"""What the page says: plain values for the template, and the one place where they become safe text."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jinja2
+import pyarrow.compute as pc
+from markupsafe import Markup
+from PIL import Image
+
+from mless.figures.folder import StoredResults
+from mless.values import SPAN_NAMES
+
+#: Of a longer example prompt the middle is left out.
+TOKENS_SHOWN = (600, 200)
+
+#: The pictures that answer the question come first; the others follow by name.
+FIRST_PICTURES = ("retained", "map", "mass")
+
+KINDS = {"png": "image/png", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image of the page, with what it shows in words."""
+
+    name: str
+    source: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of the example prompt; `breaks` where a line ends after it."""
+
+    position: int
+    text: str
+    span: str
+    breaks: bool
+
+
+def render(folder: StoredResults, verdict: Sequence[str]) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    environment.filters["share"] = _share
+    environment.filters["p"] = _p
+    study = _mapping(folder.about.get("study"))
+    return environment.get_template("page.html").render(
+        title=study.get("title") or study.get("name") or "mless study",
+        model=folder.label,
+        mless=folder.about.get("mless", "unknown"),
+        verdict=list(verdict),
+        facts=_facts(folder, study),
+        conditions=_conditions(folder),
+        pictures=_pictures(folder.path / "figures"),
+        retained=_retained(folder),
+        example=_example(folder),
+        command=_command(folder, study),
+        everything=json.dumps(folder.about, indent=2, ensure_ascii=False, default=str),
+    )
+
+
+# ---- safe text -------------------------------------------------------------------------------------------------------
+
+
+def shown(text: str, *, keep: str = "\n\t") -> str:
+    """Text whose every sign can be seen: control, direction-changing and invisible characters are escaped (\\x07)."""
+    return _NOT_PLAIN.sub(lambda sign: sign[0] if sign[0] in keep or not _unseen(sign[0]) else _escape(sign[0]), text)
+
+
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
+
+
+def _unseen(sign: str) -> bool:
+    # Cc control, Cf format (direction overrides, zero width), Cs lone surrogates, Zl and Zp line separators;
+    # Co and Cn have no agreed sign
+    return unicodedata.category(sign) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def _escape(sign: str) -> str:
+    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    code = ord(sign)
+    return named.get(sign) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
+
+
+def _finalize(value: object) -> object:
+    """Every value the template prints passes here, and through autoescape after it."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else shown(value)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _p(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def _facts(folder: StoredResults, study: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was run, in the order a reader asks for it; what a folder does not tell is left out."""
+    about, model = folder.about, folder.model
+    size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
+    known: list[tuple[str, object]] = [
+        ("Model", folder.label if model.get("name") in (None, folder.label) else f"{folder.label} ({model['name']})"),
+        ("Architecture", ", ".join(filter(None, (str(model.get("family") or ""), size)))),
+        ("Fingerprint", model.get("fingerprint")),
+        ("Data", study.get("data") or about.get("task")),
+        ("Items", len(folder.items)),
+        ("Prompt", study.get("prompt")),
+        ("First token", "left out of the curves (attention sink)" if folder.omit_first else "shown"),
+        ("Seeds", about.get("seeds", study.get("seed"))),
+        ("Device", about.get("device")),
+        ("Implementations", about.get("implementations")),
+        ("Proofs", about.get("proofs")),
+        ("Versions", about.get("versions")),
+    ]
+    return [(name, _words(value)) for name, value in known if value not in (None, "", [], {})]
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_words(part)}" for key, part in cast("dict[object, object]", value).items())
+    if isinstance(value, list):
+        return ", ".join(_words(part) for part in cast("list[object]", value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
+
+
+def _conditions(folder: StoredResults) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = []
+    for name, about in folder.conditions.items():
+        rest = {
+            key: value for key, value in about.items() if key not in ("name", "kind", "filler", "length", "placement")
+        }
+        filler = about.get("filler")
+        found.append(
+            {
+                "name": name,
+                "kind": str(about.get("kind", "–")),
+                "filler": "–" if filler is None else json.dumps(_shortened(str(filler)), ensure_ascii=False),
+                "length": str(about.get("length") or "–"),
+                "placement": str(about.get("placement") or "–") if about.get("kind") != "none" else "–",
+                "rest": _words({key: value for key, value in rest.items() if value is not None}),
+            }
+        )
+    return found
+
+
+def _shortened(text: str, width: int = 80) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _pictures(folder: Path) -> list[Picture]:
+    """Each figure once, as PNG where there is one; its caption is the one it was drawn with."""
+    files: dict[str, Path] = {}
+    for kind in KINDS:
+        for file in sorted(folder.glob(f"*.{kind}")):
+            if file.is_file() and not file.name.startswith("."):
+                files.setdefault(file.stem, file)
+    found: list[Picture] = []
+    for name in sorted(files, key=_picture_order):
+        file = files[name]
+        kind = file.suffix[1:]
+        about = _png_texts(file) if kind == "png" else {}
+        data = base64.b64encode(file.read_bytes()).decode("ascii")
+        title = about.get("Title") or f"Figure {name}"
+        caption = about.get("Description") or "A picture of this folder's tables."
+        found.append(Picture(name, f"data:{KINDS[kind]};base64,{data}", title, caption))
+    return found
+
+
+def _picture_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    first = FIRST_PICTURES.index(name) if name in FIRST_PICTURES else len(FIRST_PICTURES)
+    return first, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _png_texts(file: Path) -> dict[str, str]:
+    try:
+        with Image.open(file, formats=["PNG"]) as image:
+            return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
+    except (OSError, SyntaxError, ValueError):
+        return {}
+
+
+def _retained(folder: StoredResults) -> list[dict[str, Any]]:
+    """For each condition its layers and its heads; nothing where the study measured no attention."""
+    if not (folder.path / "retained.parquet").exists():
+        return []
+    rows = sorted(folder.retained("original"), key=lambda row: (row["layer"], row["head"]))
+    found: list[dict[str, Any]] = []
+    for condition in dict.fromkeys([*folder.conditions, *(row["condition"] for row in rows)]):
+        own = [row for row in rows if row["condition"] == condition]
+        if own:
+            found.append(
+                {
+                    "condition": condition,
+                    "layers": [row for row in own if row["head"] == 0],
+                    "heads": [row for row in own if row["head"] > 0],
+                }
+            )
+    return found
+
+
+def _example(folder: StoredResults) -> dict[str, Any] | None:
+    """The first item's prompt with the first filler."""
+    if not (folder.path / "prompts.parquet").exists() or not folder.items:
+        return None
+    filled = [name for name, about in folder.conditions.items() if about.get("kind") != "none"]
+    for condition in [*filled, *folder.conditions]:
+        where = (pc.field("condition") == condition) & (pc.field("item") == folder.items[0])
+        rows = folder.table("prompts", ["spans", "tokens"], where).to_pylist()
+        if rows:
+            break
+    else:
+        return None
+    spans = {i: span["name"] for span in rows[0]["spans"] for i in range(span["start"], span["stop"])}
+    tokens = [_token(i, text, spans.get(i, "")) for i, text in enumerate(rows[0]["tokens"])]
+    head, tail = TOKENS_SHOWN
+    left_out = max(0, len(tokens) - head - tail)
+    return {
+        "item": folder.items[0],
+        "condition": condition,
+        "count": len(tokens),
+        "spans": [name for name in SPAN_NAMES if name in spans.values()],
+        "before": tokens[:head] if left_out else tokens,
+        "left_out": left_out,
+        "after": tokens[-tail:] if left_out else [],
+    }
+
+
+def _token(position: int, text: str, span: str) -> Token:
+    visible = shown(text, keep="")
+    if not visible.strip(" "):
+        visible = "␣" * len(visible) or "∅"
+    return Token(position, visible, span if span in SPAN_NAMES else "other", "\n" in text)
+
+
+def _command(folder: StoredResults, study: Mapping[str, Any]) -> str:
+    """The command the folder was made with, where it tells; else the one that makes its like."""
+    told = folder.about.get("command")
+    if isinstance(told, str) and told:
+        return told
+    if isinstance(told, list) and told:
+        return shlex.join(str(part) for part in cast("list[object]", told))
+    return shlex.join(
+        ["mless", "run", str(study.get("name") or "quick"), "--model", str(folder.model.get("name") or "…")]
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,105 @@
+"""The same pieces for a script or a notebook: items, prompts, shares, whole studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mless import stats, tasks
+from mless.errors import BadPrompt
+from mless.prompting import build_prompts, resolve_kind
+from mless.study import tables
+from mless.study.running import Outcome, Progress, run_study
+from mless.study.spec import StudySpec, load_study
+from mless.values import QUERY_SETS, Item, Prompt, QuerySet, head_name
+
+if TYPE_CHECKING:
+    from mless.capture import Attention
+    from mless.models import LoadedModel
+
+
+def items(source: str = "bundled", *, limit: int | None = None, seed: int = 0) -> list[Item]:
+    """The items of a data set: a file, a name in $MLESS_DATA, ``bundled`` or ``arithmetic``."""
+    return tasks.load_items(source, limit=limit, seed=seed)[1]
+
+
+def prompts(
+    model: LoadedModel,
+    questions: Sequence[Item] | Sequence[str],
+    condition: str = "none",
+    *,
+    prompt: str = "auto",
+    **changes: Any,
+) -> list[Prompt]:
+    """Token ids with spans for each question under one condition.
+
+    `condition` is ``none``, ``mless``, ``mful`` or ``random``; `changes` are study fields such as ``filler``, ``length``, ``placement``, ``seed``.
+    """
+    spec = StudySpec.model_validate({"name": "direct", "conditions": [condition], **changes})
+    chosen = next(c for c in spec.conditions_in_order() if c.name == condition)
+    rows = [q if isinstance(q, Item) else Item(str(n), q) for n, q in enumerate(questions, start=1)]
+    kind = resolve_kind(prompt, model.tokenizer, model.label)
+    sentences = tasks.filler_sentences()
+    return list(
+        build_prompts(model.tokenizer, rows, chosen, kind=kind, system=spec.system, seed=spec.seed, sentences=sentences)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A retained share with its interval, test, yardstick and verdict; head 0 is the layer."""
+
+    layer: int
+    head: int
+    retained: float
+    lo: float
+    hi: float
+    p: float
+    p_adjusted: float
+    n_items: int
+    uniform: float
+    verdict: str
+
+    def __str__(self) -> str:
+        where = f"layer {self.layer}" if self.head == 0 else head_name(self.layer, self.head)
+        return f"{where} {self.verdict}: {self.retained:.2f} [{self.lo:.2f}, {self.hi:.2f}] (uniform dilution {self.uniform:.2f})"
+
+
+def retained(
+    without: Sequence[Attention],
+    with_filler: Sequence[Attention],
+    *,
+    queries: QuerySet = "original",
+    seed: int = 0,
+    margins: stats.Margins | None = None,
+) -> list[Share]:
+    """Retained shares of every layer and head captured, from the same items without and with filler, in the same order."""
+    if [a.prompt.item for a in without] != [b.prompt.item for b in with_filler] or not without:
+        raise BadPrompt("retained shares need the same items, in the same order, without and with filler")
+    s = QUERY_SETS.index(queries)
+
+    def sums(rows: Sequence[Attention]) -> tuple[np.ndarray, np.ndarray]:
+        return (
+            np.stack([tables.question_sums(row.received[s], row.prompt) for row in rows]),
+            np.stack([tables.question_sums(row.uniform[s], row.prompt) for row in rows]),
+        )
+
+    (base, base_even), (now, now_even) = sums(without), sums(with_filler)
+    rows = tables.share_rows(
+        tables.log_shares(now, base),
+        tables.log_shares(now_even, base_even),
+        without[0].layers,
+        without[0].heads,
+        np.random.default_rng([seed, s]),
+        margins=margins or stats.Margins(),
+    )
+    return [Share(**row) for row in rows]
+
+
+def run(study: str, out: Path | str | None = None, progress: Progress | None = None, **changes: Any) -> Outcome:
+    """A whole study by name, or the part of it that is not stored yet: ``mless.run("quick", limit=8)``."""
+    return run_study(load_study(study, changes), Path(out) if out is not None else None, progress)

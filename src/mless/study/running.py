@@ -1,0 +1,301 @@
+"""A study from its spec to its tables. What is stored already is never computed again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mless import __version__, tasks
+from mless.errors import BadAttention, BadFolder, BadPrompt
+from mless.prompting import build_prompts, resolve_kind
+from mless.store import ResultFolder
+from mless.study import tables
+from mless.study.spec import StudySpec, available_studies, load_study
+from mless.values import Condition, Item, Prompt, parse_numbers
+
+if TYPE_CHECKING:
+    from mless.models import LoadedModel
+    from mless.models.loading import Description
+
+UNIT_TABLES = ("dilution", "attention")
+
+
+class Progress(Protocol):
+    """Told what happens; the command draws it, a script may ignore it."""
+
+    def say(self, line: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int) -> None: ...
+
+
+class Silent:
+    def say(self, line: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the results are, and whether this call computed any of them."""
+
+    folder: Path
+    computed: int
+    units: int
+
+
+def run_study(spec: StudySpec, out: Path | None = None, progress: Progress | None = None) -> Outcome:
+    """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default)."""
+    told = progress or Silent()
+    from mless.models import describe
+    from mless.models.loading import fingerprint
+
+    conditions = spec.conditions_in_order()
+    spec.margins_of()
+    task, items = tasks.load_items(
+        spec.data,
+        question_field=spec.question_field,
+        answer_field=spec.answer_field,
+        limit=spec.limit,
+        seed=spec.seed,
+    )
+    described = describe(spec.model, trust_remote_code=spec.trust_remote_code, say=told.say)
+    layers = parse_numbers(spec.layers, described.layers, "layer")
+    heads = parse_numbers(spec.heads, described.heads, "head")
+    spec.check_figure(described.layers, described.heads)
+    identity = _identity(spec, described, fingerprint(described.source), items)
+    folder = ResultFolder(out if out is not None else default_folder(spec, described.source.label))
+    stored = folder.manifest()
+    if stored is not None:
+        _check_same(folder, stored, identity)
+        if stored.get("complete"):
+            return Outcome(folder.path, 0, stored["units"])
+    elif folder.path.exists() and any(folder.path.iterdir()):
+        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+    return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told)
+
+
+def _compute(
+    spec: StudySpec,
+    folder: ResultFolder,
+    identity: dict[str, str],
+    described: Description,
+    task: str,
+    items: list[Item],
+    conditions: list[Condition],
+    layers: list[int],
+    heads: list[int],
+    told: Progress,
+) -> Outcome:
+    from mless.models import load
+    from mless.proofs import prove
+
+    began = time.monotonic()
+    told.say(f"loading {described.source.label}, layers 1–{max(layers)} of {described.layers}")
+    model = load(
+        spec.model,
+        layers=layers,
+        tokenizer=spec.tokenizer,
+        dtype=spec.dtype,
+        device=spec.device,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    loaded = time.monotonic()
+    kind = resolve_kind(spec.prompt, model.tokenizer, model.label)
+    told.say(f"prompts: {kind}" + (f" ({spec.prompt})" if spec.prompt != kind else ""))
+    sentences = tasks.filler_sentences()
+    prompts = {
+        condition.name: list(
+            build_prompts(
+                model.tokenizer, items, condition, kind=kind, system=spec.system, seed=spec.seed, sentences=sentences
+            )
+        )
+        for condition in conditions
+    }
+    _check_lengths(model, prompts)
+    proofs = prove(model, prompts[conditions[-1].name][0], layers)
+    told.say(f"proofs hold: received attention as eager's to {proofs['received']:.1g}, causal, model restored")
+    keys = [(condition.name, _unit_key(condition.name, n)) for condition in conditions for n in range(len(items))]
+    about: dict[str, Any] = {
+        "mless": __version__,
+        "complete": False,
+        "identity": identity,
+        "study": spec.model_dump(),
+        "task": task,
+        "model": {
+            "name": spec.model,
+            "label": model.label,
+            "family": model.family,
+            "layers": model.layers,
+            "heads": model.heads,
+            "context": model.context,
+            "fingerprint": model.fingerprint,
+            "origin": described.source.origin,
+        },
+        "tokenizer": {"fingerprint": model.tokenizer_fingerprint, "given": spec.tokenizer},
+        "prompt": kind,
+        "omit_first": model.omit_first,
+        "command": rerun_command(spec, folder.path),
+        "conditions": {c.name: asdict(c) | {"arm": None} for c in conditions},
+        "items": [item.id for item in items],
+        "layers": layers,
+        "heads": heads,
+        "seeds": {"study": spec.seed},
+        "device": {"kind": str(model.device), "dtype": model.dtype},
+        "implementations": {"forward": "sdpa", "received": "streaming"},
+        "proofs": proofs,
+        "versions": versions(),
+        "units": len(keys),
+    }
+    with folder.writing():
+        folder.sweep()
+        again = folder.manifest()
+        if again is not None:
+            _check_same(folder, again, identity)
+        else:
+            folder.write_manifest(about)
+        names = {"model": model.label, "task": task}
+        computed = _run_units(spec, folder, model, conditions, prompts, layers, heads, names, told)
+        measured = time.monotonic()
+        told.say("merging tables and testing")
+        folder.write_table("prompts", tables.prompts_table(prompts, model.tokenizer, names))
+        for table in UNIT_TABLES:
+            folder.merge(table, [key for _, key in keys])
+        retained = tables.retained_table(folder, prompts, spec, names, unit_key=_unit_key, layers=layers, heads=heads)
+        folder.write_table("retained", retained)
+        timings = {
+            "load_s": round(loaded - began, 2),
+            "measure_s": round(measured - loaded, 2),
+            "finish_s": round(time.monotonic() - measured, 2),
+            "units_computed": computed,
+        }
+        # Last, because it says that everything else is there.
+        folder.write_manifest(about | {"complete": True, "timings": timings})
+    return Outcome(folder.path, computed, len(keys))
+
+
+def _run_units(
+    spec: StudySpec,
+    folder: ResultFolder,
+    model: LoadedModel,
+    conditions: Sequence[Condition],
+    prompts: dict[str, list[Prompt]],
+    layers: list[int],
+    heads: list[int],
+    names: dict[str, str],
+    told: Progress,
+) -> int:
+    from mless.capture import received
+
+    total = sum(map(len, prompts.values()))
+    done = computed = 0
+    only = heads if len(heads) < model.heads else None
+    for condition in conditions:
+        rows = prompts[condition.name]
+        # A batch is a fixed group of items, so that a resumed run pads as the first one did and gets the same bits.
+        for first in range(0, len(rows), spec.batch_size):
+            numbers = range(first, min(first + spec.batch_size, len(rows)))
+            unit_keys = [_unit_key(condition.name, n) for n in numbers]
+            if not all(folder.has_unit(UNIT_TABLES, key) for key in unit_keys):
+                batch = [rows[n] for n in numbers]
+                try:
+                    for key, attention in zip(
+                        unit_keys,
+                        received(model, batch, layers=layers, heads=only, batch_size=len(batch)),
+                        strict=True,
+                    ):
+                        folder.write_unit(tables.unit_tables(attention, names), key)
+                        computed += 1
+                except BadAttention as fault:
+                    items = ", ".join(repr(prompt.item) for prompt in batch)
+                    raise BadAttention(f"item {items}, condition {condition.name!r}: {fault}") from None
+            done += len(unit_keys)
+            told.step(f"attention, {condition.name}", done, total)
+    return computed
+
+
+def _unit_key(condition: str, number: int) -> str:
+    return f"{_slug(condition)}-{number + 1:05d}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+def _check_lengths(model: LoadedModel, prompts: dict[str, list[Prompt]]) -> None:
+    for rows in prompts.values():
+        for prompt in rows:
+            if len(prompt) > model.context:
+                raise BadPrompt(
+                    f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
+                    "leave it out of the data, or use a smaller --length"
+                )
+
+
+def default_folder(spec: StudySpec, label: str) -> Path:
+    """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own."""
+    changed: dict[str, Any] = {}
+    if spec.name in available_studies():
+        original = load_study(spec.name).model_dump()
+        changed = {
+            k: v for k, v in spec.model_dump().items() if v != original[k] and k not in ("model", "figure", "title")
+        }
+    mark = hashlib.sha256(json.dumps(changed, sort_keys=True, default=str).encode()).hexdigest()[:6] if changed else ""
+    return Path("results") / "-".join(filter(None, [_slug(spec.name), _slug(label), mark]))
+
+
+def _identity(spec: StudySpec, described: Description, model: str, items: Sequence[Item]) -> dict[str, str]:
+    """What must agree for stored units to be this study's; by name, so that a difference can be told."""
+
+    def digest(value: Any) -> str:
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+    fields = {
+        key: digest(value)
+        for key, value in spec.model_dump().items()
+        if key not in ("title", "model", "data", "question_field", "answer_field", "limit", "figure")
+    }
+    files = [
+        described.source.tokenizer / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    ]
+    tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
+    rows = digest([[item.id, item.question, item.answer] for item in items])
+    return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
+
+
+def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
+    old = stored.get("identity", {})
+    different = sorted(key for key in {*old, *identity} if old.get(key) != identity.get(key))
+    if different:
+        study = stored.get("study", {}).get("name", "unknown")
+        raise BadFolder(
+            f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
+        )
+
+
+def rerun_command(spec: StudySpec, out: Path) -> list[str]:
+    """What to type to get this folder again."""
+    original = load_study(spec.name).model_dump() if spec.name in available_studies() else {}
+    words = ["mless", "run", spec.name, "--out", str(out)]
+    for key, value in spec.model_dump().items():
+        if original and value != original[key] and key not in ("figure", "title"):
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    for package in ("torch", "transformers", "numpy", "scipy", "pyarrow", "tokenizers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

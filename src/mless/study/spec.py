@@ -1,0 +1,242 @@
+"""A declared experiment: a TOML file, its defaults, and what the command line changes in it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mless.errors import BadStudy
+from mless.prompting import SYSTEM_TEXT
+from mless.stats import Margins
+from mless.values import Condition, FigureKind, FigureSpec, Panel, Placement, parse_numbers
+
+_FORBID = ConfigDict(extra="forbid", frozen=True)
+
+
+class ConditionTable(BaseModel):
+    """A condition of one's own: ``[condition.NAME]``."""
+
+    model_config = _FORBID
+    kind: Literal["none", "repeat", "text"] = "repeat"
+    filler: str | None = None
+    length: int | None = None
+    placement: Placement | None = None
+
+
+class PanelTable(BaseModel):
+    model_config = _FORBID
+    model: str
+    layer: int = 1
+    head: int
+
+
+class FigureTable(BaseModel):
+    """Which published figure the study is for: ``[figure]``."""
+
+    model_config = _FORBID
+    kind: FigureKind
+    panels: list[PanelTable] = []
+    conditions: list[str] = ["none", "mless"]
+    heads: str | None = None  # replaces the panels' heads: "2,5" or "most-shifted:3"
+    layers: str | None = None  # replaces the panels' layers
+
+
+class MarginTable(BaseModel):
+    model_config = _FORBID
+    drop: float = 0.95
+    rise: float = 1.05
+    same: tuple[float, float] = (0.9, 1.1)
+
+
+class StudySpec(BaseModel):
+    """Every field has a default and can be changed with ``--set field=value``."""
+
+    model_config = _FORBID
+    name: str
+    title: str = ""
+    model: str = "smollm2"
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+    data: str = "bundled"
+    question_field: str | None = None
+    answer_field: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+    prompt: Literal["auto", "chat", "raw"] = "auto"
+    system: str = SYSTEM_TEXT
+    conditions: list[str] = ["none", "mless", "mful", "random"]
+    condition: dict[str, ConditionTable] = {}
+    filler: str = " /"
+    meaningful: str = " he"
+    length: int = Field(default=55, ge=1)
+    placement: Placement = "before-question"
+    layers: str = "all"
+    heads: str = "all"
+    seed: int = 0
+    batch_size: int = Field(default=1, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    margins: MarginTable = MarginTable()
+    flips: int = Field(default=100_000, ge=100_000)
+    figure: FigureTable | None = None
+
+    def conditions_in_order(self) -> list[Condition]:
+        """Resolved conditions, `none` first: every share is taken against it."""
+        names = list(dict.fromkeys(self.conditions))
+        if "none" not in names:
+            names.insert(0, "none")
+        names.sort(key=lambda name: name != "none")
+        return [self._condition(name) for name in names]
+
+    def _condition(self, name: str) -> Condition:
+        built_in: dict[str, ConditionTable] = {
+            "none": ConditionTable(kind="none"),
+            "mless": ConditionTable(kind="repeat", filler=self.filler),
+            "mful": ConditionTable(kind="repeat", filler=self.meaningful),
+            "random": ConditionTable(kind="text"),
+        }
+        table = self.condition.get(name) or built_in.get(name)
+        if table is None:
+            known = [*built_in, *self.condition]
+            raise BadStudy(
+                f"no condition {name!r}{_near(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
+            )
+        if table.kind == "none":
+            return Condition(name, "none", table.filler, table.length or 0)
+        length = table.length if table.length is not None else self.length
+        return Condition(name, table.kind, table.filler, length, table.placement or self.placement)
+
+    def margins_of(self) -> Margins:
+        return Margins(self.margins.drop, self.margins.rise, self.margins.same)
+
+    def figure_spec(self) -> FigureSpec:
+        """The figure, with the layers asked for in the published ones' place."""
+        if self.figure is None:
+            raise BadStudy(f"study {self.name!r} is for no figure; `mless studies` shows which are")
+        table = self.figure
+        panels = [Panel(panel.model, panel.layer, panel.head) for panel in table.panels]
+        if table.layers is not None and panels:
+            chosen = parse_numbers(table.layers, 10_000, "layer")
+            if table.kind == "layers":
+                panels = [Panel(panels[0].model, layer, panels[0].head) for layer in chosen]
+            elif len(chosen) == 1:
+                panels = [Panel(panel.model, chosen[0], panel.head) for panel in panels]
+            else:
+                raise BadStudy(f"{self.name} shows one layer, got --layers {table.layers}; give one number")
+        return FigureSpec(self.name, table.kind, tuple(panels), tuple(table.conditions))
+
+    def check_figure(self, layers: int, heads: int) -> None:
+        """Fail before the run, not after it, when a model of that many layers and heads cannot show the figure."""
+        if self.figure is None:
+            return
+        if self.figure.heads is not None and not re.fullmatch(r"most-shifted(:[1-9]\d*)?", self.figure.heads):
+            parse_numbers(self.figure.heads, heads, "head")
+        panels = self.figure_spec().panels
+        for panel in panels:
+            if panel.layer > layers:
+                raise BadStudy(
+                    f"{self.name} shows layer {panel.layer}, but this model's layers are 1 to {layers}; choose with --layers"
+                )
+            if self.figure.heads is None and panel.head > heads:
+                count = len(panels) if self.figure.kind == "heads" else 1
+                raise BadStudy(
+                    f"{self.name} shows head {panel.head}, but this model's heads are 1 to {heads} (numbered from 1); "
+                    f"choose some: --heads most-shifted:{count}, or a list such as --heads 1,{heads}"
+                )
+
+    def for_model(self, model: str, number: int, among: int) -> StudySpec:
+        """The study for one of several models: of a figure, the panels that this one stands for."""
+        published = self.published_models()
+        if self.figure is None or not published:
+            return self.model_copy(update={"model": model})
+        stands_for = model if model in published else published[number] if among == len(published) else published[0]
+        panels = [panel for panel in self.figure.panels if panel.model == stands_for]
+        return self.model_copy(update={"model": model, "figure": self.figure.model_copy(update={"panels": panels})})
+
+    def published_models(self) -> list[str]:
+        """The models a figure was published for, in order."""
+        return list(dict.fromkeys(panel.model for panel in self.figure.panels)) if self.figure else []
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def available_studies() -> dict[str, StudySpec]:
+    """The studies that come with the package, in reading order."""
+    folder = resources.files("mless") / "studies"
+    found = {
+        entry.name.removesuffix(".toml"): _parse(entry.read_text(encoding="utf-8"), entry.name, {})
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+    return dict(sorted(found.items(), key=lambda pair: (pair[0] != "quick", len(pair[0]), pair[0])))
+
+
+def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequence[str] = ()) -> StudySpec:
+    """A study by name or TOML path; `changes` are fields by name, `sets` are ``key=value`` texts, which win."""
+    merged: dict[str, Any] = dict(changes or {})
+    for text in sets:
+        _put(merged, *_read_set(text))
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            return _parse(path.read_text(encoding="utf-8"), name, merged)
+        except FileNotFoundError:
+            raise BadStudy(f"no study file {name!r}; `mless studies` lists those that come with mless") from None
+        except UnicodeDecodeError:
+            raise BadStudy(f"study file {name!r} is not UTF-8 text") from None
+    entry = resources.files("mless") / "studies" / f"{name}.toml"
+    if "/" in name or not entry.is_file():
+        known = list(available_studies())
+        raise BadStudy(f"no study {name!r}{_near(name, known)}; there are: {', '.join(known)}, or give a .toml file")
+    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
+
+
+def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise BadStudy(f"study {source} is no valid TOML: {fault}") from None
+    fields.setdefault("name", Path(source).stem)
+    for key, value in changes.items():
+        _put(fields, key, value)
+    try:
+        return StudySpec.model_validate(fields)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = list(StudySpec.model_fields)
+            raise BadStudy(
+                f"study {source} has no field {where!r}{_near(where, known)}; its fields are: {', '.join(known)}"
+            ) from None
+        raise BadStudy(f"study {source}, field {where!r}: {first['msg'].lower()}, got {first.get('input')!r}") from None
+
+
+def _read_set(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise BadStudy(f"--set takes key=value, as --set length=30; got {text!r}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value  # a bare word is text, so that --set data=bundled needs no quotes
+
+
+def _put(fields: dict[str, Any], key: str, value: Any) -> None:
+    head, _, rest = key.partition(".")
+    if not rest:
+        fields[head] = value
+        return
+    inner = fields.get(head)
+    inner = dict(cast("dict[str, Any]", inner)) if isinstance(inner, dict) else {}
+    _put(inner, rest, value)
+    fields[head] = inner

@@ -1,0 +1,242 @@
+"""The Parquet tables of a study, as the file contract has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from mless import stats
+from mless.store import ResultFolder
+from mless.values import MASS_NAMES, QUERY_SETS, Prompt, head_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mless.capture import Attention
+    from mless.study.spec import StudySpec
+
+Names = Mapping[str, str]
+
+
+def _constant(value: str, rows: int) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([value] * rows, pa.string())
+
+
+def _lists(values: np.ndarray, kind: Any) -> pa.Array:
+    """Rows of equal length as a list column; NaN becomes null."""
+    import pyarrow as pa
+
+    rows, width = values.shape
+    flat = values.reshape(-1)
+    mask = np.isnan(flat) if flat.dtype.kind == "f" else None
+    offsets = np.arange(rows + 1, dtype=np.int32) * width
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, kind, mask=mask))
+
+
+def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names: Names) -> pa.Table:
+    import pyarrow as pa
+
+    rows = [prompt for group in prompts.values() for prompt in group]
+    pieces: dict[int, str] = {}
+    for prompt in rows:
+        for token in prompt.token_ids:
+            if token not in pieces:
+                pieces[token] = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    span = pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
+    return pa.table(
+        {
+            "model": _constant(names["model"], len(rows)),
+            "task": _constant(names["task"], len(rows)),
+            "condition": pa.array([p.condition for p in rows]),
+            "item": pa.array([p.item for p in rows]),
+            "token_ids": pa.array([list(p.token_ids) for p in rows], pa.list_(pa.int32())),
+            "spans": pa.array(
+                [[{"name": s.name, "start": s.start, "stop": s.stop} for s in p.spans] for p in rows], pa.list_(span)
+            ),
+            "text": pa.array([p.text for p in rows]),
+            "tokens": pa.array([[pieces[token] for token in p.token_ids] for p in rows], pa.list_(pa.string())),
+        }
+    )
+
+
+def unit_tables(attention: Attention, names: Names) -> dict[str, pa.Table]:
+    """One prompt's rows: received attention per layer, head and query set, and the even-spread yardstick per layer."""
+    import pyarrow as pa
+
+    sets, layers, heads, tokens = attention.received.shape
+    rows = layers * heads * sets
+    received = attention.received.transpose(1, 2, 0, 3).reshape(rows, tokens)
+    n = np.broadcast_to(attention.n.transpose(1, 0, 2)[:, None], (layers, heads, sets, tokens)).reshape(rows, tokens)
+    mass = np.broadcast_to(attention.mass[:, :, None], (layers, heads, sets, len(MASS_NAMES))).reshape(rows, -1)
+    common = {
+        "model": lambda count: _constant(names["model"], count),
+        "task": lambda count: _constant(names["task"], count),
+        "condition": lambda count: _constant(attention.prompt.condition, count),
+        "item": lambda count: _constant(attention.prompt.item, count),
+    }
+    grid = np.indices((layers, heads, sets)).reshape(3, -1)
+    table = pa.table(
+        {
+            **{name: make(rows) for name, make in common.items()},
+            "layer": pa.array(np.array(attention.layers, np.int32)[grid[0]]),
+            "head": pa.array(np.array(attention.heads, np.int32)[grid[1]]),
+            "queries": pa.array([QUERY_SETS[s] for s in grid[2]]),
+            "received": _lists(received.astype(np.float32), pa.float32()),
+            "n": _lists(n.astype(np.int32), pa.int32()),
+            "mass": pa.StructArray.from_arrays(
+                [pa.array(mass[:, m].astype(np.float32)) for m in range(len(MASS_NAMES))], list(MASS_NAMES)
+            ),
+        }
+    )
+    even = attention.uniform.transpose(1, 0, 2).reshape(layers * sets, tokens)
+    both = np.indices((layers, sets)).reshape(2, -1)
+    yardstick = pa.table(
+        {
+            **{name: make(layers * sets) for name, make in common.items()},
+            "layer": pa.array(np.array(attention.layers, np.int32)[both[0]]),
+            "queries": pa.array([QUERY_SETS[s] for s in both[1]]),
+            "received": _lists(even.astype(np.float32), pa.float32()),
+        }
+    )
+    return {"dilution": yardstick, "attention": table}
+
+
+def question_sums(received: Float[np.ndarray, "*rows tokens"], prompt: Prompt) -> Float[np.ndarray, "*rows"]:
+    """Σ received over the question's tokens that anybody later can see; NaN where there is none."""
+    question = received[..., prompt.positions("question")].astype(np.float64)
+    defined = ~np.isnan(question).all(axis=-1)
+    return np.where(defined, np.nansum(question, axis=-1), np.nan)
+
+
+def _stored_sums(table: pa.Table, prompt: Prompt) -> Float[np.ndarray, " rows"]:
+    values = table.column("received").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return question_sums(values.reshape(table.num_rows, len(prompt)), prompt)
+
+
+def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
+    """log λ_item; NaN where either side is 0 or undefined."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(with_filler / without)
+    return np.where(np.isfinite(logs), logs, np.nan)
+
+
+def retained_table(
+    folder: ResultFolder,
+    prompts: Mapping[str, Sequence[Prompt]],
+    spec: StudySpec,
+    names: Names,
+    *,
+    unit_key: Callable[[str, int], str],
+    layers: Sequence[int],
+    heads: Sequence[int],
+) -> pa.Table:
+    """Retained share of every head and layer for each condition against `none`, with interval, test, yardstick and verdict."""
+    import pyarrow as pa
+
+    items = len(prompts["none"])
+
+    def sums(name: str, condition: str, shape: tuple[int, ...]) -> np.ndarray:
+        read = [
+            _stored_sums(folder.read_unit(name, unit_key(condition, n)), prompts[condition][n]).reshape(shape)
+            for n in range(items)
+        ]
+        return np.stack(read)
+
+    full, even = (len(layers), len(heads), len(QUERY_SETS)), (len(layers), len(QUERY_SETS))
+    base, base_even = sums("attention", "none", full), sums("dilution", "none", even)
+    rows: list[dict[str, Any]] = []
+    for condition in prompts:
+        if condition == "none":
+            continue
+        logs = log_shares(sums("attention", condition, full), base)
+        logs_even = log_shares(sums("dilution", condition, even), base_even)
+        for s, queries in enumerate(QUERY_SETS):
+            rng = np.random.default_rng([spec.seed, s])
+            found = share_rows(
+                logs[..., s], logs_even[..., s], layers, heads, rng, margins=spec.margins_of(), flips=spec.flips
+            )
+            rows += [{"condition": condition, "queries": queries, **row} for row in found]
+    columns = [
+        "condition",
+        "layer",
+        "head",
+        "queries",
+        "retained",
+        "lo",
+        "hi",
+        "p",
+        "p_adjusted",
+        "n_items",
+        "uniform",
+        "verdict",
+    ]
+    schema = {"layer": pa.int32(), "head": pa.int32(), "n_items": pa.int32()}
+
+    def column(name: str) -> pa.Array:
+        values = [row[name] for row in rows]
+        if name in ("condition", "queries", "verdict"):
+            return pa.array(values, pa.string())
+        if name in schema:
+            return pa.array(values, schema[name])
+        return pa.array(np.array(values, np.float64), mask=np.isnan(np.array(values, np.float64)))
+
+    return pa.table(
+        {
+            "model": _constant(names["model"], len(rows)),
+            "task": _constant(names["task"], len(rows)),
+            **{name: column(name) for name in columns},
+        }
+    )
+
+
+def share_rows(
+    logs: Float[np.ndarray, "items layers heads"],
+    logs_even: Float[np.ndarray, "items layers"],
+    layers: Sequence[int],
+    heads: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    margins: stats.Margins,
+    flips: int = 100_000,
+) -> list[dict[str, Any]]:
+    """From log λ_item of every head (and of an even spread): a row per layer (head 0) and per head."""
+    items, n_layers, n_heads = logs.shape
+    names = [head_name(layer, head) for layer in layers for head in heads]
+    test = stats.sign_flip(logs.reshape(items, -1), rng, flips=flips, names=names)
+    by_layer = [
+        stats.layer_share(logs[:, at], names=names[at * n_heads : (at + 1) * n_heads]) for at in range(n_layers)
+    ]
+    layer_test = stats.sign_flip(np.stack([scores for _, scores in by_layer], axis=1), rng, flips=flips)
+    adjusted = stats.holm(test.p).reshape(n_layers, n_heads)
+    layer_adjusted = stats.holm(layer_test.p)
+    p = test.p.reshape(n_layers, n_heads)
+
+    def row(
+        layer: int, head: int, estimate: stats.Estimate, p: float, p_adjusted: float, uniform: float
+    ) -> dict[str, Any]:
+        return {
+            "layer": layer,
+            "head": head,
+            "retained": estimate.value,
+            "lo": estimate.lo,
+            "hi": estimate.hi,
+            "p": p,
+            "p_adjusted": p_adjusted,
+            "n_items": estimate.n,
+            "uniform": uniform,
+            "verdict": margins.verdict(estimate.lo, estimate.hi),
+        }
+
+    rows: list[dict[str, Any]] = []
+    for at, layer in enumerate(layers):
+        uniform = stats.retained_share(logs_even[:, at]).value
+        rows.append(row(layer, 0, by_layer[at][0], layer_test.p[at], layer_adjusted[at], uniform))
+        for h, head in enumerate(heads):
+            estimate = stats.retained_share(logs[:, at, h], name=head_name(layer, head))
+            rows.append(row(layer, head, estimate, p[at, h], adjusted[at, h], uniform))
+    return rows

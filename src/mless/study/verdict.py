@@ -1,0 +1,102 @@
+"""A finished study in words and numbers, as ready to say *unchanged* as *drops*."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mless.stats import VERDICTS, can_reject, items_needed
+from mless.store import ResultFolder
+from mless.values import format_numbers
+
+_PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecided": "undecided"}
+
+
+def verdict_lines(path: Path) -> list[str]:
+    """One line per condition, then what it means for the published claim, then what limits it."""
+    import pyarrow.parquet as pq
+
+    folder = ResultFolder(path)
+    rows: list[dict[str, Any]] = pq.read_table(
+        folder.require("retained"), filters=[("queries", "==", "original")]
+    ).to_pylist()
+    about = folder.manifest() or {}
+    conditions: dict[str, dict[str, Any]] = about["conditions"]
+    by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
+    lines = [
+        f"{about['model']['label']}, {len(about['items'])} items of {about['task']}, {about['prompt']} prompts; "
+        "retained share = attention the question's tokens receive with filler over without"
+    ]
+    for name, mine in by_condition.items():
+        lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(name, mine, by_condition)}")
+    if "mless" in by_condition:
+        lines.append(_claim(by_condition["mless"]))
+    lines += _limits(rows, by_condition)
+    return lines
+
+
+def _describe(condition: dict[str, Any]) -> str:
+    what = (
+        f"{condition['length']} × {condition['filler']!r}"
+        if condition["kind"] == "repeat"
+        else f"{condition['length']} tokens of natural text"
+    )
+    return f"{what}, {condition['placement']}"
+
+
+def _sentence(name: str, rows: list[dict[str, Any]], all_rows: dict[str, list[dict[str, Any]]]) -> str:
+    layers = {row["layer"]: row for row in rows if row["head"] == 0}
+    first = min(layers)
+    parts = [_layer_in_full(layers[first], rows, all_rows if name != "random" else {})]
+    for verdict in VERDICTS:
+        named = [layer for layer, row in layers.items() if layer != first and row["verdict"] == verdict]
+        if named:
+            shares = [layers[layer]["retained"] for layer in named]
+            word = verdict if len(named) == 1 else _PLURAL[verdict]
+            extent = f" ({min(shares):.2f}–{max(shares):.2f})" if verdict != "unchanged" and len(named) > 1 else ""
+            extent = f" ({shares[0]:.2f})" if verdict != "unchanged" and len(named) == 1 else extent
+            parts.append(f"layer{'s' if len(named) > 1 else ''} {format_numbers(named)} {word}{extent}")
+    return "; ".join(parts)
+
+
+def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], all_rows: dict[str, list[dict[str, Any]]]) -> str:
+    heads = [other for other in rows if other["layer"] == row["layer"] and other["head"] > 0]
+    same = sum(other["verdict"] == row["verdict"] for other in heads)
+    yardsticks = [f"uniform dilution {row['uniform']:.2f}"] if row["uniform"] is not None else []
+    for other in all_rows.get("random", []):
+        if other["layer"] == row["layer"] and other["head"] == 0 and other["retained"] is not None:
+            yardsticks.append(f"random text {other['retained']:.2f}")
+    if row["retained"] is None:
+        return f"layer {row['layer']} undecided: the share is undefined (nobody later sees the question)"
+    interval = f" [{row['lo']:.2f}, {row['hi']:.2f}]" if row["lo"] is not None else ""
+    return (
+        f"layer {row['layer']} {row['verdict']}: {same} of {len(heads)} heads, retained share {row['retained']:.2f}{interval}"
+        + (f" ({', '.join(yardsticks)})" if yardsticks else "")
+    )
+
+
+def _claim(rows: list[dict[str, Any]]) -> str:
+    """The published claim: layer 1 drops, from layer 2 on there is no regular change."""
+    layers = {row["layer"]: row["verdict"] for row in rows if row["head"] == 0}
+    if 1 not in layers:
+        return "The published claim is about layer 1, which was not measured."
+    words = {
+        "drops": "holds here: layer 1 loses attention to the filler",
+        "unchanged": "does not hold here: layer 1 keeps its attention",
+        "rises": "does not hold here: layer 1's attention on the question rises",
+        "undecided": "is undecided here: the interval is too wide to say",
+    }
+    later = [layer for layer, verdict in layers.items() if layer > 1 and verdict in ("drops", "rises")]
+    rest = f"; later layers that change too: {format_numbers(later)}" if later else ""
+    return f"The published claim (layer 1 drops) {words[layers[1]]}{rest}."
+
+
+def _limits(rows: list[dict[str, Any]], by_condition: dict[str, list[dict[str, Any]]]) -> list[str]:
+    family = max((sum(row["head"] > 0 for row in mine) for mine in by_condition.values()), default=0)
+    items = max((row["n_items"] for row in rows), default=0)
+    if family and not can_reject(items, family):
+        return [
+            f"{items} items are too few for the sign-flip test ever to reject after Holm over {family} rows "
+            f"(it takes {items_needed(family)}); the intervals stand, the p-values cannot."
+        ]
+    return []

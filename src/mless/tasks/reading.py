@@ -1,0 +1,417 @@
+"""Items from JSON lines, JSON, CSV and Parquet files, by path or name. Every fault names its line and the way out."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any, cast
+
+from mless.errors import BadData
+from mless.tasks.generating import arithmetic
+from mless.values import Item
+
+#: In the order in which a bare name is looked up.
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+QUESTION_FIELDS = ("question", "problem", "prompt")
+ANSWER_FIELDS = ("answer", "solution")
+ID_FIELDS = ("id", "unique_id", "task_id", "item")
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row as it stood in the file, and what a person calls the place: ``line 7``, ``row 7``."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    path: Path
+    sha256: str | None = None
+
+
+def load_items(
+    source: str,
+    *,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    data_folder: Path | None = None,
+) -> tuple[str, list[Item]]:
+    """The task's name and its items.
+
+    `source` is a data file, ``bundled``, ``arithmetic[:difficulty[:count]]``, or a name in `data_folder` (by default
+    the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has
+    been checked; `seed` is that of the generated questions.
+    """
+    if limit is not None and limit < 1:
+        raise BadData(f"limit must be at least 1 item, got {limit}")
+    if source == "bundled":
+        name, items = "bundled", _items(_bundled_rows(), "bundled", question_field, answer_field)
+    elif source == "arithmetic" or source.startswith("arithmetic:"):
+        if question_field or answer_field:
+            raise BadData("arithmetic is generated and has no fields; leave out --question-field and --answer-field")
+        name, items = _generated(source, seed)
+    else:
+        if data_folder is None and os.environ.get("MLESS_DATA"):
+            data_folder = Path(os.environ["MLESS_DATA"])
+        name, file = _find(source, data_folder)
+        items = _items(_rows(file), _shown(file.path), question_field, answer_field)
+    # A file name need not be valid Unicode; the task's name is written into tables, so it must be.
+    return name.encode("utf-8", "replace").decode(), items[:limit]
+
+
+def bundled_items() -> list[Item]:
+    """The questions that come with mless, written for it."""
+    return _items(_bundled_rows(), "bundled", None, None)
+
+
+def filler_sentences() -> list[str]:
+    """Plain sentences with no bearing on any question, for the `random` condition."""
+    return resources.files("mless.tasks").joinpath("sentences.txt").read_text("utf-8").splitlines()
+
+
+# --- from a source to a file ---
+
+
+def _generated(source: str, seed: int) -> tuple[str, list[Item]]:
+    match = re.fullmatch(r"arithmetic(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?", source)
+    if not match:
+        raise BadData(
+            f"cannot read {_shown(source)}; write arithmetic, arithmetic:DIFFICULTY or arithmetic:DIFFICULTY:COUNT, "
+            "for example arithmetic:2:100"
+        )
+    difficulty = int(match[1] or 1)
+    count = int(match[2] or 200)
+    # No colon in the name: it becomes part of file names.
+    return f"arithmetic-{difficulty}", arithmetic(count, difficulty, seed)
+
+
+def _find(source: str, folder: Path | None) -> tuple[str, _DataFile]:
+    """A path if it looks like one, else a name in the data folder: exact, or the only one that begins so."""
+    # os.path, not pathlib: it answers False, and does not raise, for names no file can bear (NUL, too long).
+    is_path = bool(source) and (PurePath(source).suffix.lower() in SUFFIXES or PurePath(source).name != source)
+    if is_path and os.path.isfile(source):
+        return PurePath(source).stem, _DataFile(Path(source))
+
+    known = {} if is_path or folder is None else _data_folder(folder)
+    if source in known:
+        return source, known[source]
+    longer = [name for name in known if source and name.lower().startswith(source.lower())]
+    if len(longer) == 1:
+        return longer[0], known[longer[0]]
+    if longer:
+        raise BadData(f"{_shown(source)} could be any of {_listed(longer)}; write one of these in full")
+
+    if source and os.path.isdir(source):
+        raise BadData(
+            f"{_shown(source)} is a folder, not a data file; name a file in it, or set MLESS_DATA to it and give a name"
+        )
+    if source and os.path.isfile(source):  # neither a known suffix nor a known name
+        return PurePath(source).stem, _DataFile(Path(source))
+    raise BadData(_not_found(source, folder))
+
+
+def _not_found(source: str, folder: Path | None) -> str:
+    names = ["bundled", "arithmetic"]
+    there_are = "there are: bundled, arithmetic"
+    if folder is None:
+        there_are += "; for more, set MLESS_DATA to a folder of data files, or give the path of a file"
+    elif not os.path.isdir(folder):
+        there_are += f"; the data folder {_shown(folder)} (MLESS_DATA) is not a folder"
+    else:
+        found = list(_data_folder(folder))
+        names += found
+        there_are += f", and in {_shown(folder)}: {_listed(found) if found else 'nothing'}"
+    parent = os.path.dirname(source) or "."
+    siblings: list[str] = []
+    if os.path.isdir(parent) and os.access(parent, os.R_OK):
+        siblings = [os.path.join(os.path.dirname(source), name) for name in sorted(os.listdir(parent))]
+        siblings = [name for name in siblings if PurePath(name).suffix.lower() in SUFFIXES]
+    close = difflib.get_close_matches(source, names + siblings, n=1, cutoff=0.5)
+    hint = f"did you mean {_shown(close[0])}? " if close else ""
+    return f"no data file or data set {_shown(source)}; {hint}{there_are}"
+
+
+def _data_folder(folder: Path) -> dict[str, _DataFile]:
+    """Name → file for a folder of data sets; its manifest, where there is one, adds names and checksums."""
+    if not os.path.isdir(folder):
+        return {}
+    try:
+        present = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
+    except OSError as fault:
+        raise BadData(f"cannot list {_shown(folder)}: {fault.strerror}") from None
+    known: dict[str, _DataFile] = {}
+    checksums: dict[str, str] = {}
+    if (folder / MANIFEST).is_file():
+        for entry in _manifest(folder / MANIFEST):
+            name, file, checksum = entry["name"], entry["file"], entry.get("sha256")
+            if checksum is not None:
+                checksums[file] = str(checksum)
+            known[name] = _DataFile(folder / file, checksums.get(file))
+    for suffix in SUFFIXES:
+        for path in present:
+            if path.suffix.lower() == suffix and path.stem not in known:
+                known[path.stem] = _DataFile(path, checksums.get(path.name))
+    return dict(sorted(known.items()))
+
+
+def _manifest(path: Path) -> list[dict[str, Any]]:
+    where = _shown(path)
+    entries = _json(_text(_bytes(path), where), where)
+    if not isinstance(entries, list):
+        raise BadData(f'{where}: expected a list of {{"name": …, "file": …}}, found {_kind(entries)}')
+    for number, entry in enumerate(cast("list[Any]", entries), 1):
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "file")):
+            raise BadData(f"{where}: entry {number} needs a name and a file, both text")
+        file = PurePath(cast("dict[str, str]", entry)["file"])
+        if file.is_absolute() or ".." in file.parts:
+            raise BadData(f"{where}: entry {number} leads out of its folder: {_shown(file)}")
+    return cast("list[dict[str, Any]]", entries)
+
+
+# --- from a file to rows ---
+
+
+def _bundled_rows() -> list[_Row]:
+    return _jsonl(resources.files("mless.tasks").joinpath("bundled.jsonl").read_text("utf-8"), "bundled")
+
+
+def _rows(file: _DataFile) -> list[_Row]:
+    where, suffix = _shown(file.path), file.path.suffix.lower()
+    if suffix not in SUFFIXES:
+        ending = _shown(suffix) if suffix else "no ending"
+        raise BadData(f"{where}: cannot read files with {ending}; convert it to one of {', '.join(SUFFIXES)}")
+    raw = _bytes(file.path)
+    if file.sha256 is not None:
+        found = hashlib.sha256(raw).hexdigest()
+        if found != file.sha256.lower():
+            raise BadData(
+                f"{where} is not the file its manifest describes: expected sha256 {_shown(file.sha256)}, "
+                f"found '{found}'; fetch it again, or correct the manifest"
+            )
+    if not raw.strip():
+        raise BadData(f"{where} is empty; expected one row per question")
+    if suffix == ".parquet":
+        rows = _parquet(raw, where)
+    else:
+        text = _text(raw, where)
+        rows = {".json": _json_rows, ".csv": _csv}.get(suffix, _jsonl)(text, where)
+    if not rows:
+        raise BadData(f"{where} has no rows; expected one per question")
+    return rows
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise BadData(f"{_shown(path)} is not there; fetch it, or remove its entry from the manifest") from None
+    except OSError as fault:
+        raise BadData(f"cannot read {_shown(path)}: {fault.strerror}; check its permissions") from None
+
+
+def _text(raw: bytes, where: str) -> str:
+    raw = raw.removeprefix(b"\xef\xbb\xbf")  # spreadsheets put a byte order mark before CSV
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        line = raw.count(b"\n", 0, fault.start) + 1
+        raise BadData(
+            f"{where} line {line}: byte 0x{raw[fault.start]:02x} is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def _json(text: str, where: str, line: int | None = None) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as fault:
+        place = f"line {line or fault.lineno}"
+        hint = ""
+        if fault.msg == "Extra data":
+            hint = (
+                "; one object per line belongs into a .jsonl file"
+                if line is None
+                else "; one object per line is expected"
+            )
+        raise BadData(f"{where} {place}: broken JSON: {fault.msg} (column {fault.colno}){hint}") from None
+    except (ValueError, RecursionError) as fault:
+        # An integer of thousands of digits, or nesting without end; Python's own words for the first run on for long.
+        cause = "nested too deeply" if isinstance(fault, RecursionError) else "a number has too many digits"
+        raise BadData(f"{where} line {line or 1}: broken JSON: {cause}") from None
+
+
+def _jsonl(text: str, where: str) -> list[_Row]:
+    rows: list[_Row] = []
+    # Not splitlines(): a question may contain U+2028 and its like unescaped, which end no line of JSON.
+    for line, content in enumerate(text.split("\n"), 1):
+        if content.strip():
+            rows.append(_row(_json(content.strip("\r"), where, line), where, f"line {line}"))
+    return rows
+
+
+def _json_rows(text: str, where: str) -> list[_Row]:
+    content = _json(text, where)
+    if isinstance(content, dict):
+        lists = {key: value for key, value in cast("dict[str, Any]", content).items() if isinstance(value, list)}
+        if len(lists) > 1:
+            lists = {key: value for key, value in lists.items() if key in ("data", "items", "rows")}
+        if len(lists) != 1:
+            raise BadData(f"{where}: expected a list of objects, or an object with one list under data, items or rows")
+        (content,) = lists.values()
+    if not isinstance(content, list):
+        raise BadData(f"{where}: expected a list of objects, found {_kind(content)}")
+    return [_row(value, where, f"row {number}") for number, value in enumerate(cast("list[Any]", content), 1)]
+
+
+def _row(value: Any, where: str, place: str) -> _Row:
+    if not isinstance(value, dict):
+        raise BadData(f'{where} {place}: expected an object such as {{"question": "…"}}, found {_kind(value)}')
+    return _Row(place, cast("dict[str, Any]", value))
+
+
+def _csv(text: str, where: str) -> list[_Row]:
+    # Python's limit of 131,072 characters a cell would refuse a long-context question. It is one for the whole process.
+    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[_Row] = []
+    header: list[str] | None = None
+    line = 1
+    try:
+        for cells in lines:
+            if cells and header is None:
+                header = cells
+                _refuse_repeated(header, where)
+            elif cells and header is not None:
+                if len(cells) != len(header):
+                    raise BadData(
+                        f"{where} line {line}: {len(cells)} cells, but the header has {len(header)}; "
+                        "put quotes around text that contains commas"
+                    )
+                rows.append(_Row(f"line {line}", dict(zip(header, cells, strict=True))))
+            line = lines.line_num + 1
+    except csv.Error as fault:
+        raise BadData(
+            f"{where} line {line}: broken CSV: {fault}; check the quotes of the row that begins there"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+    return rows
+
+
+def _parquet(raw: bytes, where: str) -> list[_Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(pa.BufferReader(raw)).read()
+        _refuse_repeated(table.column_names, where)
+        rows = cast("list[dict[str, Any]]", table.to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as fault:
+        cause = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise BadData(f"{where} cannot be read as Parquet: {ascii(cause)[1:-1]}; write or fetch it again") from None
+    return [_Row(f"row {number}", fields) for number, fields in enumerate(rows, 1)]
+
+
+def _refuse_repeated(names: list[str], where: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise BadData(f"{where}: two columns are called {_shown(name)}; rename one")
+
+
+# --- from rows to items ---
+
+
+def _items(rows: list[_Row], where: str, question_field: str | None, answer_field: str | None) -> list[Item]:
+    # Fields are chosen once for the whole file: a row that lacks its question must not pass off its `prompt` as one.
+    names = list(dict.fromkeys(name for row in rows for name in row.fields))
+    question_name = _choose((question_field,) if question_field is not None else QUESTION_FIELDS, names)
+    answer_name = _choose((answer_field,) if answer_field is not None else ANSWER_FIELDS, names)
+    id_name = _choose(ID_FIELDS, names)
+
+    items: list[Item] = []
+    places: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        at = f"{where} {row.place}"
+        if question_name is None or question_name not in row.fields:
+            wanted = question_name or question_field
+            raise BadData(
+                f"{at}: no field {_shown(wanted) if wanted is not None else ' or '.join(QUESTION_FIELDS)}; "
+                f"fields there: {_listed(row.fields)}; say --question-field NAME"
+            )
+        question = row.fields[question_name]
+        if not isinstance(question, str):
+            raise BadData(f"{at}: {_shown(question_name)} is not text but {_kind(question)}; say --question-field NAME")
+        if not question.strip():
+            raise BadData(f"{at}: {_shown(question_name)} is empty; fill it in, or remove the row")
+        if answer_field is not None and answer_name not in row.fields:
+            raise BadData(
+                f"{at}: no field {_shown(answer_field)}; fields there: {_listed(row.fields)}; say --answer-field NAME"
+            )
+        answer = row.fields.get(answer_name) if answer_name is not None else None
+        if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal))):
+            raise BadData(
+                f"{at}: {_shown(answer_name)} is neither text nor number but {_kind(answer)}; say --answer-field NAME"
+            )
+        own_id = row.fields.get(id_name) if id_name is not None else None
+        if isinstance(own_id, (dict, list)):
+            raise BadData(f"{at}: {_shown(id_name)} is neither text nor number but {_kind(own_id)}; give a plain id")
+        # CSV cannot tell an empty cell from none, so the empty text counts as none for every format.
+        id = str(number) if own_id is None or own_id == "" else str(own_id)
+        item = Item(id, question, None if answer is None or answer == "" else str(answer))
+        _refuse_surrogates(item, at)
+        if id in places:
+            raise BadData(f"{where}: duplicate id {_shown(id)} in {places[id]} and {row.place}; ids must be unique")
+        places[id] = row.place
+        items.append(item)
+    return items
+
+
+def _choose(wanted: Iterable[str | None], names: list[str]) -> str | None:
+    """The first wanted name that is there, in its own spelling before any other."""
+    for want in wanted:
+        if want in names:
+            return want
+        for name in names:
+            if want is not None and name.lower() == want.lower():
+                return name
+    return None
+
+
+def _refuse_surrogates(item: Item, at: str) -> None:
+    # JSON can write half of a surrogate pair. No tokenizer or table takes it; replaced, it would be another question.
+    for text in (item.id, item.question, item.answer or ""):
+        if half := re.search("[\ud800-\udfff]", text):
+            raise BadData(f"{at}: {half[0]!r} is half a character (a lone surrogate), not text; remove or replace it")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _shown(text: object) -> str:
+    """Quoted for a message: on one line, control characters escaped, and never long."""
+    words = str(text)
+    return repr(words if len(words) <= 200 else f"{words[:99]}…{words[-99:]}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [_shown(name) for name in names]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "") or "none"

@@ -1,0 +1,166 @@
+"""The values that pass between rooms: items, conditions, spans, prompts. Plain and frozen; no behaviour beyond themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mless.errors import BadPrompt, BadStudy
+
+Placement = Literal["before-system", "before-question", "end", "anywhere"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+
+SpanName = Literal["start", "system", "filler", "question", "end"]
+SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
+
+#: Where an original query's attention can go: the spans, and a head's learned sink.
+MASS_NAMES: tuple[str, ...] = (*SPAN_NAMES, "sink")
+
+QuerySet = Literal["later", "original"]
+QUERY_SETS: tuple[QuerySet, ...] = get_args(QuerySet)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question of a data set."""
+
+    id: str
+    question: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How an item's prompt is changed.
+
+    ``kind`` is ``none`` (nothing inserted), ``repeat`` (one token, `length` times) or ``text`` (natural text cut to `length` tokens).
+    """
+
+    name: str
+    kind: Literal["none", "repeat", "text"]
+    filler: str | None = None
+    length: int = 0
+    placement: Placement = "before-question"
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise BadStudy(
+                f"condition {self.name!r}: no placement {self.placement!r}; there are: {', '.join(PLACEMENTS)}"
+            )
+        if self.kind == "none" and (self.length or self.filler):
+            raise BadStudy(f"condition {self.name!r} inserts nothing, so it takes no filler and no length")
+        if self.kind != "none" and self.length < 1:
+            raise BadStudy(f"condition {self.name!r}: length must be at least 1 token, got {self.length}")
+        if self.kind == "repeat" and not self.filler:
+            raise BadStudy(
+                f'condition {self.name!r} repeats a filler, but none is given; add filler = " /" or --filler'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named run of the token sequence, ``start`` included, ``stop`` not."""
+
+    name: SpanName
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids with the spans that partition them."""
+
+    item: str
+    condition: str
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+    text: str
+
+    def __post_init__(self) -> None:
+        at = 0
+        for span in self.spans:
+            if span.start != at or span.stop <= span.start:
+                raise BadPrompt(f"item {self.item!r}: spans do not partition the prompt: {self.spans}")
+            at = span.stop
+        if at != len(self.token_ids):
+            raise BadPrompt(f"item {self.item!r}: spans cover {at} of {len(self.token_ids)} tokens")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def positions(self, *names: SpanName) -> list[int]:
+        """Token positions inside the named spans, in order."""
+        return [i for span in self.spans if span.name in names for i in range(span.start, span.stop)]
+
+    @property
+    def original(self) -> list[int]:
+        """Positions of the original tokens: all but the filler."""
+        return self.positions("start", "system", "question", "end")
+
+    @property
+    def span_ids(self) -> list[int]:
+        """For each token the index of its span's name in `SPAN_NAMES`."""
+        return [SPAN_NAMES.index(span.name) for span in self.spans for _ in range(len(span))]
+
+
+def head_name(layer: int, head: int) -> str:
+    """``L1H22``; layers and heads are numbered from 1 wherever a person reads them."""
+    return f"L{layer}H{head}"
+
+
+def parse_numbers(text: str, highest: int, what: str) -> list[int]:
+    """``all``, ``3``, ``1-4,7`` → sorted numbers from 1 to `highest`; anything else is an error naming the range."""
+    if text.strip() == "all":
+        return list(range(1, highest + 1))
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
+        if not match:
+            raise BadStudy(f"{what}s: cannot read {part.strip()!r}; write 'all', a number, or a list such as 1-4,7")
+        first = int(match[1])
+        last = int(match[2] or first)
+        for number in (first, last):
+            if not 1 <= number <= highest:
+                raise BadStudy(f"no {what} {number}: this model's {what}s are 1 to {highest} (numbered from 1)")
+        if last < first:
+            raise BadStudy(f"{what}s: {part.strip()!r} runs backwards; write {last}-{first}")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def format_numbers(numbers: Sequence[int]) -> str:
+    """``[2, 3, 4, 7]`` → ``2–4, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One curve panel of a published figure: which head of which layer of which model."""
+
+    model: str
+    layer: int
+    head: int
+
+
+FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass"]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSpec:
+    """What a figure shows; its numbers come from stored results only."""
+
+    id: str
+    kind: FigureKind
+    panels: tuple[Panel, ...] = ()
+    conditions: tuple[str, ...] = ("none", "mless")

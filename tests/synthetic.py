@@ -1,0 +1,173 @@
+"""Result folders that look like real ones: spiky attention, a sink on the first token, a layer-1 drop under filler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WORDS = " Find the sum of all $ positive integers n such that \\frac{n +1 }{ 2} is prime , and greater than 3 . What \n".split(
+    " "
+)
+FILLERS = {"mless": " /", "mful": "he", "random": None}
+SPANS = pa.list_(pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())]))
+MASS = pa.struct([(name, pa.float32()) for name in ("start", "system", "filler", "question", "end", "sink")])
+
+
+def write_folder(
+    path: Path,
+    *,
+    name: str = "smollm2",
+    label: str = "SmolLM2-135M-Instruct",
+    layers: int = 3,
+    heads: int = 9,
+    captured: Sequence[int] | None = None,
+    items: Sequence[str] | int = 12,
+    conditions: Sequence[str] = ("none", "mless", "mful", "random"),
+    placement: str = "before-question",
+    omit_first: bool = False,
+    length: int = 55,
+    token: str | None = None,
+    about: Mapping[str, Any] | None = None,
+    attention: bool = True,
+    seed: int = 0,
+) -> Path:
+    """Write a folder as design.md §4 has it; `captured` layers of the model's `layers`, `token` put into every question."""
+    rng = np.random.default_rng(seed)
+    ids = [f"math-{i}" for i in range(items)] if isinstance(items, int) else list(items)
+    kept = list(captured or range(1, layers + 1))
+    path.mkdir(parents=True, exist_ok=True)
+    prompts: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    logs: dict[tuple[str, int, int], list[float]] = {}
+    lam = {
+        layer: np.exp(rng.normal(-0.32 if layer == 1 else 0.0, 0.25 if layer == 1 else 0.03, heads)) for layer in kept
+    }
+    system = 16
+    shared = {(layer, head): rng.lognormal(0, 1.1, system) for layer in kept for head in range(1, heads + 1)}
+    for item in ids:
+        asked = int(rng.integers(34, 56))
+        words = [f" {w}" if w != "\n" else w for w in rng.choice(WORDS, asked)]
+        if token is not None:
+            words[3] = token
+        tokens = ["<s>", *[f" sys{i}" for i in range(system)], *words, "</q>", "\n"]
+        total = len(tokens)
+        base = {key: np.concatenate([[40.0], shared[key], rng.lognormal(0, 1.1, asked + 2)]) * 0.008 for key in shared}
+        for condition in conditions:
+            inserted = 0 if condition == "none" else length
+            at = {"before-system": 1, "before-question": 1 + system, "end": total}.get(placement)
+            at = int(rng.integers(2, total - 3)) if at is None else at
+            filler = [FILLERS[condition] or f" rnd{i}" for i in range(inserted)] if inserted else []
+            named = ["start", *["system"] * system, *["question"] * asked, "end", "end"]
+            named = named[:at] + ["filler"] * inserted + named[at:]
+            spans: list[dict[str, Any]] = []
+            for i, span in enumerate(named):
+                if spans and spans[-1]["name"] == span:
+                    spans[-1]["stop"] = i + 1
+                else:
+                    spans.append({"name": span, "start": i, "stop": i + 1})
+            full = tokens[:at] + filler + tokens[at:]
+            common = {"model": name, "task": "bundled", "condition": condition, "item": item}
+            prompts.append(
+                {**common, "token_ids": list(range(len(full))), "spans": spans, "text": "".join(full), "tokens": full}
+            )
+            for layer in kept if attention else ():
+                for head in range(1, heads + 1):
+                    curve = base[layer, head]
+                    factor = 1.0
+                    if inserted:
+                        strength = {"mless": 1.0, "mful": 0.8, "random": 0.6}[condition]
+                        factor = float(lam[layer][head - 1] ** strength * np.exp(rng.normal(0, 0.04)))
+                        taken = 0.008 * rng.lognormal(0, 1.0 if condition == "random" else 0.2, inserted) * 0.5
+                        curve = np.concatenate([curve[:at] * factor, taken, curve[at:] * factor])
+                        logs.setdefault((condition, layer, head), []).append(np.log(factor))
+                    n = len(full) - 1 - np.arange(len(full))
+                    share = np.array([0.3, 0.25 * factor, 0.3 * (1 - factor) if inserted else 0, 0.3 * factor, 0.05, 0])
+                    mass = dict(zip([f.name for f in MASS], (share / share.sum()).tolist(), strict=True))
+                    for queries in ("later", "original"):
+                        received = [float(v) if k else None for v, k in zip(curve, n, strict=True)]
+                        rows.append(
+                            {
+                                **common,
+                                "layer": layer,
+                                "head": head,
+                                "queries": queries,
+                                "received": received,
+                                "n": n,
+                                "mass": mass,
+                            }
+                        )
+    fields = [("model", pa.string()), ("task", pa.string()), ("condition", pa.string())]
+    lists = [
+        ("token_ids", pa.list_(pa.int32())),
+        ("spans", SPANS),
+        ("text", pa.string()),
+        ("tokens", pa.list_(pa.string())),
+    ]
+    pq.write_table(
+        pa.Table.from_pylist(prompts, pa.schema([*fields, ("item", pa.string()), *lists])), path / "prompts.parquet"
+    )
+    if attention:
+        measured = [("received", pa.list_(pa.float32())), ("n", pa.list_(pa.int32())), ("mass", MASS)]
+        keys = [("item", pa.string()), ("layer", pa.int32()), ("head", pa.int32()), ("queries", pa.string())]
+        pq.write_table(pa.Table.from_pylist(rows, pa.schema([*fields, *keys, *measured])), path / "attention.parquet")
+    else:
+        for condition in conditions[1:]:
+            for layer in kept:
+                for head in range(1, heads + 1):
+                    logs[condition, layer, head] = list(np.log(lam[layer][head - 1]) + rng.normal(0, 0.08, 12))
+    _write_retained(path, name, logs, heads)
+    known: dict[str, Any] = {"none": {"kind": "none"}}
+    for condition in conditions:
+        if condition != "none":
+            kind = "text" if condition == "random" else "repeat"
+            known[condition] = {"kind": kind, "filler": FILLERS[condition], "length": length, "placement": placement}
+    known = {condition: known[condition] for condition in conditions}
+    study = {
+        "name": "quick",
+        "title": "Quick look",
+        "data": "bundled",
+        "prompt": "chat",
+        "length": length,
+        "placement": placement,
+        "seed": 0,
+    }
+    told = {
+        "format": 1, "mless": "0.1.0", "study": study, "task": "bundled", "conditions": known, "omit_first": omit_first, "items": ids,
+        "model": {"name": name, "label": label, "family": "llama", "layers": layers, "heads": heads, "fingerprint": "9f" * 16},
+        "versions": {"torch": "2.13.0", "transformers": "5.22.2"}, "device": "cpu", "proofs": {"received sums": "ok (3e-7)", "causality": "ok"},
+        **(about or {}),
+    }  # fmt: skip
+    (path / "study.json").write_text(json.dumps(told), encoding="utf-8")
+    return path
+
+
+def _write_retained(path: Path, name: str, logs: Mapping[tuple[str, int, int], Sequence[float]], heads: int) -> None:
+    rows: list[dict[str, Any]] = []
+
+    def add(condition: str, layer: int, head: int, values: np.ndarray) -> None:
+        spread = 2.2 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+        lo, hi = np.exp(values.mean() - spread), np.exp(values.mean() + spread)
+        verdict = (
+            "drops" if hi < 0.95 else "rises" if lo > 1.05 else "unchanged" if lo > 0.9 and hi < 1.1 else "undecided"
+        )
+        for queries in ("later", "original"):
+            rows.append(
+                {
+                    "model": name, "task": "bundled", "condition": condition, "layer": layer, "head": head, "queries": queries,
+                    "retained": float(np.exp(values.mean())), "lo": float(lo), "hi": float(hi), "p": 0.001, "p_adjusted": 0.02,
+                    "n_items": len(values), "uniform": 0.62 + 0.01 * min(layer, 9), "verdict": verdict,
+                }
+            )  # fmt: skip
+
+    for condition, layer in dict.fromkeys(key[:2] for key in logs):
+        each = [np.array(logs[condition, layer, head]) for head in range(1, heads + 1)]
+        add(condition, layer, 0, np.mean(each, axis=0))
+        for head, values in enumerate(each, 1):
+            add(condition, layer, head, values)
+    pq.write_table(pa.Table.from_pylist(rows), path / "retained.parquet")
