@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# A place of its own that outlives a test run: converting the embedded model takes half a minute.
+os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" / "mless-test-cache"))
 
 from jaxtyping import install_import_hook
 
 install_import_hook("mless", "beartype.beartype").__enter__()
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The embedded model, whole: every layer and head of a real language model."""
+    import mless
+
+    return mless.load("smollm2")

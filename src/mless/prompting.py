@@ -17,8 +17,6 @@ from mless.values import Condition, Item, Prompt, Span, SpanName
 SYSTEM_TEXT = "Please reason step by step and put your final answer within \\boxed{}."
 PromptKind = Literal["chat", "raw"]
 
-_START: SpanName = "start"
-
 # What a template is rendered with to see where it puts the two texts. Letters only, so that no template escapes or trims them.
 _SYSTEM_MARK, _QUESTION_MARK = "MLESSSYSTEMMARK", "MLESSQUESTIONMARK"
 
@@ -120,7 +118,8 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         # The token's last character decides, so a token that straddles two spans belongs to the later one. Special tokens
         # that stand for no text (first == last) belong to what surrounds them.
         where = last - 1 if last > first else first
-        names.append(next((name for mark, name in marks if where >= mark), _START))
+        found: list[SpanName] = [name for mark, name in marks if where >= mark]
+        names.append(found[0] if found else "start")
     _settle_textless(names, encoded["offset_mapping"])
     if "question" not in names:
         raise BadPrompt(f"item {item.id!r}: the question has no token of its own in the rendered prompt")

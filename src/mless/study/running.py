@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mless import __version__, tasks
 from mless.errors import BadAttention, BadFolder, BadPrompt
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 UNIT_TABLES = ("dilution", "attention")
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told what happens; the command draws it, a script may ignore it."""
 

@@ -1,0 +1,298 @@
+"""The instrument on real attention: tiny random models of each family, and the embedded model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny import FAMILIES, prompt_of, tiny
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from mless.capture import capturing, received
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.kernels import reference
+from mless.proofs import prove
+from mless.values import Prompt, Span
+
+PROMPTS = [
+    prompt_of(("start", 1), ("system", 6), ("filler", 9), ("question", 14), ("end", 3), seed=1),
+    prompt_of(("system", 3), ("filler", 9), ("system", 1), ("question", 5), seed=2, item="2"),
+    prompt_of(("system", 4), ("question", 21), seed=3, item="3", condition="none"),
+]
+
+
+def eager_matrices(model, prompt: Prompt) -> list[torch.Tensor]:
+    config = model.model.config
+    before, config._attn_implementation = config._attn_implementation, "eager"
+    try:
+        with torch.inference_mode():
+            out = model.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False, output_attentions=True)
+    finally:
+        config._attn_implementation = before
+    return [matrix[0].double() for matrix in out.attentions]
+
+
+def from_matrix(p: torch.Tensor, prompt: Prompt, visible: torch.Tensor):
+    """Received means (later, original), n and mass straight from an attention matrix."""
+    below = torch.tril(torch.ones_like(visible, dtype=torch.bool), -1) & visible
+    members = torch.zeros(2, len(prompt), dtype=torch.bool)
+    members[0] = True
+    members[1, prompt.original] = True
+    n = (members[:, :, None] & below[None]).sum(1)
+    sums = torch.einsum("sq,hqk->shk", members.double(), p * below)
+    means = (sums / torch.where(n > 0, n, torch.nan)[:, None]).numpy()
+    rows = p[:, prompt.original].mean(1)
+    mass = torch.stack([rows[:, prompt.positions(name)].sum(-1) for name in ("start", "system", "filler", "question", "end")], -1)
+    return means, n.numpy(), mass.numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_received_and_mass_equal_the_models_own_eager_attention(family):
+    model = tiny(family)
+    for prompt, ours in zip(PROMPTS, received(model, PROMPTS), strict=True):
+        windows = [7 if kind == "sliding_attention" else None for kind in getattr(model.model.config, "layer_types", None) or [None] * 3]
+        if family == "mistral":
+            windows = [11] * 3
+        for layer, matrix in enumerate(eager_matrices(model, prompt)):
+            t = torch.arange(len(prompt))
+            visible = t[:, None] >= t
+            if windows[layer]:
+                visible &= t[:, None] - t < windows[layer]
+            means, n, mass = from_matrix(matrix, prompt, visible)
+            np.testing.assert_allclose(ours.received[:, layer], means, atol=1e-5)
+            np.testing.assert_array_equal(ours.n[:, layer], n)
+            np.testing.assert_allclose(ours.mass[layer][:, :5], mass, atol=1e-5)
+            np.testing.assert_allclose(ours.mass[layer].sum(-1), 1, atol=1e-5)
+    assert (ours.mass[..., 5] > 0).all() == (family == "gpt_oss")  # a learned sink takes its share, and only there
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streaming_equals_the_reference_kernel(family):
+    model = tiny(family, seed=5)
+    ours = list(received(model, PROMPTS))
+    truth = list(received(model, PROMPTS, kernel=reference.received))
+    for a, b in zip(ours, truth, strict=True):
+        np.testing.assert_allclose(a.received, b.received, atol=1e-5)
+        np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
+        np.testing.assert_allclose(a.uniform, b.uniform, atol=1e-5)
+        np.testing.assert_array_equal(a.n, b.n)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_ragged_batch_equals_one_by_one(family):
+    model = tiny(family, seed=2)
+    alone, together = list(received(model, PROMPTS)), list(received(model, PROMPTS, batch_size=3))
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_allclose(a.received, b.received, atol=1e-5)
+        np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
+        np.testing.assert_array_equal(a.n, b.n)
+
+
+def test_left_padding_gives_the_same_sums():
+    model = tiny("llama")
+    prompt = PROMPTS[0]
+    (alone,) = received(model, [prompt])
+    pad = 8
+    size = len(prompt) + pad
+    ids = torch.zeros(1, size, dtype=torch.long)
+    ids[0, pad:] = torch.tensor(prompt.token_ids)
+    real = (torch.arange(size) >= pad)[None]
+    sets = torch.zeros(1, 2, size, dtype=torch.bool)
+    sets[0, 0, pad:] = True
+    sets[0, 1, [pad + i for i in prompt.original]] = True
+    spans = torch.zeros(1, size, dtype=torch.long)
+    spans[0, pad:] = torch.tensor(prompt.span_ids)
+    positions = (torch.arange(size) - pad).clamp(min=0)[None]
+    with capturing(model.model, layers=[1, 2, 3]) as recorder, torch.inference_mode():
+        recorder.expect(sets, spans)
+        model.model(input_ids=ids, attention_mask=real.long(), position_ids=positions, use_cache=False)
+    for layer in (1, 2, 3):
+        sums = recorder.sums[layer]
+        means = sums.received[0] / sums.counts[0].clamp(min=1)[:, None]
+        np.testing.assert_allclose(means[..., pad:].numpy(), np.nan_to_num(alone.received[:, layer - 1]), atol=1e-5)
+        np.testing.assert_allclose(sums.mass[0].numpy(), alone.mass[layer - 1], atol=1e-5)
+
+
+def test_chosen_layers_and_heads_are_those_of_the_whole():
+    model = tiny("qwen2")
+    whole, part = next(received(model, PROMPTS[:1])), next(received(model, PROMPTS[:1], layers=[2], heads=[4, 1]))
+    np.testing.assert_allclose(part.received[:, 0], whole.received[:, 1][:, [3, 0]], atol=1e-7)
+    assert (part.layers, part.heads) == ([2], [4, 1])
+
+
+def test_filler_queries_count_only_in_the_later_set():
+    model = tiny("llama")
+    (ours,) = received(model, [PROMPTS[0]])
+    fillers = len(PROMPTS[0].positions("filler"))
+    first_system = PROMPTS[0].positions("system")[0]
+    later, original = ours.n[:, 0, first_system]
+    assert later - original == fillers
+    assert np.isnan(ours.received[:, :, :, -1]).all()  # nobody comes after the last token
+    assert not np.isnan(ours.received[:, :, :, :-1]).any()
+
+
+def test_uniform_dilution_has_its_closed_form():
+    model = tiny("gpt2")
+    (ours,) = received(model, [PROMPTS[2]])
+    size = len(PROMPTS[2])
+    want = [np.mean([1 / (i + 1) for i in range(j + 1, size)]) for j in range(size - 1)]
+    np.testing.assert_allclose(ours.uniform[1, 0, :-1], want, rtol=1e-5)
+
+
+def test_the_instrument_comes_off_also_after_an_exception():
+    model = tiny("llama")
+    names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    before = model.model(input_ids=tokens).last_hidden_state
+    with pytest.raises(RuntimeError, match="in the middle"), capturing(model.model, layers=[1]):
+        model.model(input_ids=tokens, use_cache=False)
+        raise RuntimeError("in the middle")
+    assert model.model.config._attn_implementation == "sdpa"
+    assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == names
+    assert torch.equal(model.model(input_ids=tokens).last_hidden_state, before)
+
+
+def test_the_forward_inside_is_the_plain_forward_bit_for_bit():
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    with torch.inference_mode():
+        plain = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        with capturing(model.model, layers=[1, 3]) as recorder:
+            inside = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    assert torch.equal(plain, inside)
+    assert sorted(recorder.sums) == [1, 3]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_forward_inside_agrees_with_eager(family):
+    """Soft caps and sinks run through our own softmax; the hidden states must not move."""
+    model = tiny(family)
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    config = model.model.config
+    before, config._attn_implementation = config._attn_implementation, "eager"
+    with torch.inference_mode():
+        eager = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        config._attn_implementation = before
+        with capturing(model.model, layers=[1]):
+            inside = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    torch.testing.assert_close(inside, eager, atol=2e-4, rtol=1e-4)
+
+
+def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
+    from mless import capture
+
+    monkeypatch.setattr(capture, "_ROWS_AT_ONCE", 10)
+    model = tiny("mistral")
+    blocks = next(received(model, PROMPTS[:1]))
+    monkeypatch.undo()
+    np.testing.assert_allclose(blocks.received, next(received(model, PROMPTS[:1])).received, atol=1e-5)
+
+
+def test_what_is_not_understood_is_refused_by_name():
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    with capturing(model.model, layers=[1]), pytest.raises(UnsupportedArchitecture, match="'colour'"):
+        model.model(input_ids=tokens, use_cache=False, colour="blue")
+    with capturing(model.model, layers=[1]), pytest.raises(UnsupportedArchitecture, match="use_cache=False"):
+        cache = model.model(input_ids=tokens, use_cache=True).past_key_values
+        model.model(input_ids=tokens[:, :1], past_key_values=cache)
+    with capturing(model.model, layers=[1]) as recorder, pytest.raises(BadPrompt, match="announced"):
+        recorder.expect(torch.ones(1, 2, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.long))
+        model.model(input_ids=tokens, use_cache=False)
+
+
+def test_a_model_outside_the_registry_is_refused_by_name():
+    from transformers import AutoConfig, AutoModel
+
+    model = tiny("llama")
+    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
+    bloom = AutoModel.from_config(config).eval()
+    object.__setattr__(model, "model", bloom)
+    object.__setattr__(model, "family", "bloom")
+    object.__setattr__(model, "loaded_layers", 2)
+    with pytest.raises(UnsupportedArchitecture, match=r"bloom|Bloom"):
+        list(received(model, PROMPTS[:1]))
+
+
+def test_attention_in_both_directions_is_refused():
+    model = tiny("llama")
+    for module in model.model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
+    with pytest.raises(UnsupportedArchitecture, match="both directions"):
+        list(received(model, PROMPTS[:1]))
+
+
+def test_nan_in_the_attention_is_named():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[:12] = float("nan")
+    with pytest.raises(BadAttention, match=r"not finite.*L2H1.*float32"):
+        list(received(model, PROMPTS[:1]))
+
+
+def test_ranges_are_named():
+    model = tiny("llama")
+    with pytest.raises(BadStudy, match="no layer 4: layers 1 to 3"):
+        list(received(model, PROMPTS[:1], layers=[4]))
+    with pytest.raises(BadStudy, match="no head 5: this model's heads are 1 to 4"):
+        list(received(model, PROMPTS[:1], heads=[5]))
+    long = prompt_of(("question", 300))
+    with pytest.raises(BadPrompt, match="300 tokens.*takes 256"):
+        list(received(model, [long]))
+
+
+def ratio_spread(model, layer: int, without: Prompt, with_filler: Prompt) -> float:
+    """How far P′/P is from constant over the question's keys, worst over heads and queries."""
+    p, p_filler = eager_matrices(model, without)[layer - 1], eager_matrices(model, with_filler)[layer - 1]
+    worst = 0.0
+    pairs = list(zip(without.positions("question"), with_filler.positions("question"), strict=True))
+    for at in range(4, len(pairs)):
+        i, i_filler = pairs[at]
+        keys, keys_filler = [a for a, _ in pairs[: at + 1]], [b for _, b in pairs[: at + 1]]
+        ratio = p_filler[:, i_filler, keys_filler] / p[:, i, keys]
+        worst = max(worst, float((ratio.amax(-1) / ratio.amin(-1) - 1).max()))
+    return worst
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
+def test_oracle_in_layer_one_every_question_key_loses_alike(family):
+    """RoPE sees only distances, which filler before the question leaves alone: P′/P is one number per query, in layer 1."""
+    model = tiny(family, seed=7)
+    with_filler = prompt_of(("system", 6), ("filler", 9), ("question", 14), seed=4)
+    ids = tuple(with_filler.token_ids[i] for i in with_filler.original)
+    without = Prompt("1", "none", ids, (Span("system", 0, 6), Span("question", 6, 20)), "")
+    assert ratio_spread(model, 1, without, with_filler) < 1e-4
+    assert ratio_spread(model, 2, without, with_filler) > 1e-2
+
+
+def test_the_oracle_on_the_embedded_model(embedded):
+    from mless.study.direct import items, prompts
+
+    questions = items(limit=1)
+    (without,) = prompts(embedded, questions, prompt="raw")
+    (with_filler,) = prompts(embedded, questions, "mless", prompt="raw")
+    assert ratio_spread(embedded, 1, without, with_filler) < 1e-4
+    assert ratio_spread(embedded, 2, without, with_filler) > 1e-2
+
+
+def test_the_embedded_model_equals_the_reference(embedded):
+    from mless.study.direct import items, prompts
+
+    rows = [*prompts(embedded, items(limit=2), "mless", prompt="raw"), *prompts(embedded, items(limit=1), prompt="chat")]
+    ours = list(received(embedded, rows))
+    truth = list(received(embedded, rows, kernel=reference.received))
+    batched = list(received(embedded, rows, batch_size=3))
+    for a, b, c in zip(ours, truth, batched, strict=True):
+        np.testing.assert_allclose(a.received, b.received, atol=1e-5)
+        np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
+        np.testing.assert_allclose(a.received, c.received, atol=1e-5)
+        np.testing.assert_allclose(a.mass.sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_proofs_hold_for_each_family(family):
+    result = prove(tiny(family), PROMPTS[0], [1, 2, 3])
+    assert result["received"] < 1e-4
+    assert result["causality"] < 1e-4
