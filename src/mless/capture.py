@@ -297,11 +297,16 @@ def _mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple
         lengths = {"batch_size": query.shape[0], "q_length": query.shape[2], "kv_length": key.shape[2]}
         return LazyMask({**lengths, "mask_function": causal_mask_function, "device": query.device}), None
     if isinstance(given, Tensor) and given.ndim == 4:
+        if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):
+            raise UnsupportedArchitecture(
+                f"{type(module).__name__}'s heads see different keys, so n would differ from head to head; see docs/adding-a-model.md"
+            )
         if given.dtype == torch.bool:
-            return _GivenMask(given.expand(query.shape[0], -1, -1, -1)), None
+            return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
         hidden = given <= torch.finfo(given.dtype).min / 2
+        mask, _ = _mask_of(~hidden, module, query, key)
         bias = given.masked_fill(hidden, 0.0)
-        return _GivenMask((~hidden).expand(query.shape[0], -1, -1, -1)), bias if bool(bias.any()) else None
+        return mask, bias if bool(bias.any()) else None
     raise UnsupportedArchitecture(
         f"{type(module).__name__} passes a mask of type {type(given).__name__}; see docs/adding-a-model.md"
     )

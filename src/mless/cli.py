@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from mless import __version__
-from mless.errors import MlessError
+from mless.errors import BadStudy, MlessError
+from mless.values import QUERY_SETS
 
 _EPILOG = (
     "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
     "the message; 130 interrupted, the same command goes on where it stopped."
 )
+_INTERRUPTED = 130
 app = typer.Typer(
     name="mless",
     help="Measure what inserted filler tokens do to a language model's attention.",
     epilog=_EPILOG,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -74,21 +77,25 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _changes(**options: Any) -> dict[str, Any]:
-    given = {key: value for key, value in options.items() if value is not None and value is not False}
-    if isinstance(given.get("conditions"), str):
-        given["conditions"] = [name.strip() for name in given["conditions"].split(",") if name.strip()]
-    return given
+    return {key: value for key, value in options.items() if value is not None and value is not False}
 
 
 class _Bar:
-    """Lines and a bar with ETA on standard error; the bar appears once something has taken a second."""
+    """Lines and a bar with ETA on standard error; the bar appears once something has taken a second.
+
+    Where nobody watches (no terminal), lines wait until the run has passed its checks: what is wrong with the input is then the
+    only line there is.
+    """
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
@@ -97,9 +104,19 @@ class _Bar:
         self._bar: Any = None
         self._task: Any = None
         self._began = time.monotonic()
+        self._held: list[str] | None = None if self._console.is_terminal else []
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        if self._held is not None:
+            self._held.append(line)
+        else:
+            self._console.print(_plain(line), markup=False, soft_wrap=not self._console.is_terminal)
+
+    def release(self) -> None:
+        """The checks are passed: say what was held back, and hold back nothing more."""
+        held, self._held = self._held or [], None
+        for line in held:
+            self.say(line)
 
     def step(self, what: str, done: int, total: int) -> None:
         from rich.progress import (
@@ -111,6 +128,7 @@ class _Bar:
             TimeRemainingColumn,
         )
 
+        self.release()
         if self._bar is None:
             if time.monotonic() - self._began < 1 or done == total:
                 return
@@ -121,8 +139,9 @@ class _Bar:
                 TimeElapsedColumn(),
             )
             self._bar = Progress(
-                *columns, TextColumn("ETA"), TimeRemainingColumn(), console=self._console, transient=True
-            )
+                *columns, TextColumn("ETA"), TimeRemainingColumn(), console=self._console, transient=True,
+                disable=not self._console.is_terminal,  # a file or a log would only get its debris
+            )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(what, total=total)
         self._bar.update(self._task, description=what, completed=done, total=total)
@@ -173,6 +192,7 @@ def run(
         outcome = run_study(load_study(study, changes, sets or ()), out, bar)
     finally:
         bar.stop()
+    bar.release()
     lines = verdict_lines(outcome.folder)
     page = outcome.folder / "report.html"
     if outcome.computed or not page.exists():
@@ -185,7 +205,7 @@ def run(
     _print_verdict(
         lines, "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed"
     )
-    typer.echo(f"\nreport: {page}")
+    typer.echo(f"\nreport: {_plain(str(page))}")
 
 
 @app.command(epilog=_EPILOG)
@@ -226,7 +246,7 @@ def figure(
     as_json: Json = False,
 ) -> None:
     """Draw a published figure, for the published models or for yours; runs what is not stored yet."""
-    from mless.figures import draw
+    from mless.figures import FORMATS, draw
     from mless.report import write_report
     from mless.study import load_study, run_study, verdict_lines
 
@@ -237,12 +257,18 @@ def figure(
     changes |= {f"figure.{key}": value for key, value in (("heads", heads), ("layers", layers)) if value is not None}
     spec = load_study(name, changes, sets or ())
     figure_spec = spec.figure_spec()
+    wanted = [kind.strip() for kind in formats.split(",") if kind.strip()]
+    _one_of(wanted, FORMATS, "--format")
+    _one_of([queries], QUERY_SETS, "--queries")
     bar = _Bar(as_json)
     used = list(folders or [])
     if not used:
         models = model or spec.published_models() or [spec.model]
         try:
-            used = [run_study(spec.for_model(one, n, len(models)), None, bar).folder for n, one in enumerate(models)]
+            used = [
+                run_study(spec.for_model(one, n, len(models)), None, bar, for_figure=True).folder
+                for n, one in enumerate(models)
+            ]
         except MlessError as fault:
             if model:
                 raise
@@ -254,9 +280,10 @@ def figure(
             bar.stop()
     assert spec.figure is not None
     written = draw(
-        figure_spec, used, heads=spec.figure.heads, item=item, queries=queries, omit_first=omit_first,  # pyright: ignore[reportArgumentType]
-        formats=[kind.strip() for kind in formats.split(",")], out=out,
+        figure_spec, used, layer=spec.single_layer(), heads=spec.figure.heads, item=item, queries=queries,  # pyright: ignore[reportArgumentType]
+        omit_first=omit_first, formats=wanted, out=out,
     )  # fmt: skip
+    bar.release()
     lines = {str(folder): verdict_lines(folder) for folder in used}
     for folder in used if not folders else ():
         write_report(folder, verdict=lines[str(folder)])
@@ -271,7 +298,7 @@ def figure(
         _print_verdict(block)
     typer.echo("")
     for path in written:
-        typer.echo(f"figure: {path}")
+        typer.echo(f"figure: {_plain(str(path))}")
 
 
 @app.command(epilog=_EPILOG)
@@ -315,7 +342,15 @@ def models(
         return
     width = max(map(len, content), default=0)
     for key, value in content.items():
-        typer.echo(f"{key:<{width}}  {value}")
+        typer.echo(_plain(f"{key:<{width}}  {value}"))
+
+
+def _one_of(given: list[str], known: Sequence[str], option: str) -> None:
+    for one in given:
+        if one not in known:
+            raise BadStudy(f"{option}: there is no {one!r}; choose from {', '.join(known)}")
+    if not given:
+        raise BadStudy(f"{option} names nothing; choose from {', '.join(known)}")
 
 
 def _as_json(folder: Path, lines: list[str], computed: int) -> dict[str, Any]:
@@ -336,40 +371,42 @@ def _as_json(folder: Path, lines: list[str], computed: int) -> dict[str, Any]:
 def _print_verdict(lines: list[str], note: str = "") -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False)
     head, *rest = lines
     console.print("")
-    console.print(f"{head}{f' ({note})' if note else ''}", markup=False)
-    for line in rest:
-        console.print(f"• {line}", markup=False)
+    # Broken to the terminal's width where there is one; in a pipe or a file a sentence stays on its line.
+    for line in (f"{head}{f' ({note})' if note else ''}", *(f"• {line}" for line in rest)):
+        console.print(_plain(line), markup=False, soft_wrap=not console.is_terminal)
 
 
 def main() -> None:
     """Entry point: a fault of the user's is one line and exit code 2."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
+        left_with = app(standalone_mode=False)
     except MlessError as fault:
         _fail(str(fault), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what is stored stays, the same command goes on from there", 130)
+        left_with = _INTERRUPTED
     except Exception as fault:
         if type(fault).__module__.startswith(("click", "typer")) and hasattr(fault, "format_message"):
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
             _fail(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         raise
+    # typer makes an exit code of Ctrl-C and hands it back as the command's own result.
+    if left_with == _INTERRUPTED:
+        _fail("interrupted; what is stored stays, the same command goes on from there", _INTERRUPTED)
+    sys.exit(left_with if isinstance(left_with, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
-    # One line whatever the message holds: a control character in a file name must not move the cursor.
-    shown = "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode()
-        for sign in " ".join(message.splitlines())
-    )
-    print(f"mless: {shown}", file=sys.stderr)
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"mless: {_plain(' '.join(message.splitlines()))}", file=sys.stderr)
     sys.exit(code)
+
+
+def _plain(text: str) -> str:
+    """One line whatever it holds: a control character in a file name must not move the cursor."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ only so do both prompts of a pair hold the original tokens with identical ids, w
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -104,36 +105,53 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         raise BadPrompt(f"item {item.id!r} has an empty question; leave it out of the data")
     if kind == "raw":
         text = f"{system}\n{item.question}"
-        system_at, system_end, question_at = 0, len(system), len(system) + 1
+        system_at, system_end, question_at, question_end = 0, len(system), len(system) + 1, len(text)
     else:
-        text, system_at, question_at = _render_chat(tokenizer, item, system)
+        text, system_at, question_at, question_end = _render_chat(tokenizer, item, system)
         system_end = question_at
+    _refuse_surrogates(text, f"item {item.id!r}")
     # A chat template writes its own special tokens; raw text gets the tokenizer's.
     encoded = tokenizer(text, add_special_tokens=kind == "raw", return_offsets_mapping=True)
     ids: list[int] = list(encoded["input_ids"])
-    question_end = question_at + len(item.question)
+    extents = _extents(encoded["offset_mapping"])
     marks: list[tuple[int, SpanName]] = [(question_end, "end"), (question_at, "question"), (system_at, "system")]
     names: list[SpanName] = []
-    for first, last in encoded["offset_mapping"]:
+    for first, last in extents:
         # The token's last character decides, so a token that straddles two spans belongs to the later one. Special tokens
         # that stand for no text (first == last) belong to what surrounds them.
         where = last - 1 if last > first else first
         found: list[SpanName] = [name for mark, name in marks if where >= mark]
         names.append(found[0] if found else "start")
-    _settle_textless(names, encoded["offset_mapping"])
+    _settle_textless(names, extents)
     if "question" not in names:
-        raise BadPrompt(f"item {item.id!r}: the question has no token of its own in the rendered prompt")
+        raise BadPrompt(
+            f"item {item.id!r}: the question has no token of its own in the rendered prompt; use --prompt raw, or leave it out of the data"
+        )
     before_question = names.index("question")
     # Raw prompts carry a line break between the two texts; filler goes before it, as published, where that is a token boundary.
-    inside = [i for i, (first, last) in enumerate(encoded["offset_mapping"]) if last > first and first >= system_end]
+    inside = [i for i, (first, last) in enumerate(extents) if last > first and first >= system_end]
     before_question = min(before_question, inside[0]) if inside else before_question
     before_system = names.index("system") if "system" in names else before_question
     return Rendered(tuple(ids), tuple(names), before_system, before_question)
 
 
-def _settle_textless(names: list[SpanName], offsets: Sequence[tuple[int, int]]) -> None:
+def _extents(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The characters each token stands for; first == last where it stands for none.
+
+    Byte-level tokenizers that trim offsets (Llama 3's) leave the blanks out, so a token of blanks would seem to stand for no
+    text: the gap since the token before it is what it holds.
+    """
+    extents: list[tuple[int, int]] = []
+    reached = 0
+    for first, last in offsets:
+        extents.append((reached, last) if first == last > reached else (first, last))
+        reached = max(reached, last)
+    return extents
+
+
+def _settle_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) -> None:
     """Tokens without text at either end (BOS, EOS): the front ones are `start`, the rear ones `end`."""
-    real = [i for i, (first, last) in enumerate(offsets) if last > first]
+    real = [i for i, (first, last) in enumerate(extents) if last > first]
     for i in range(len(names)):
         if not real or i < real[0]:
             names[i] = "start"
@@ -141,80 +159,111 @@ def _settle_textless(names: list[SpanName], offsets: Sequence[tuple[int, int]]) 
             names[i] = "end"
 
 
-def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int]:
-    """The rendered conversation and where its two texts begin."""
-
-    def apply(system_text: str, question: str) -> str:
-        messages = [{"role": "system", "content": system_text}, {"role": "user", "content": question}]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-    try:
-        shape = apply(_SYSTEM_MARK, _QUESTION_MARK)
-        folded = False
-    except Exception as fault:  # noqa: BLE001  (a template may raise anything; some refuse the system role)
-        folded = True
-        try:
-            shape = _fold(tokenizer, _SYSTEM_MARK, _QUESTION_MARK)
-        except Exception:  # noqa: BLE001
-            raise BadPrompt(
-                f"the chat template cannot be rendered ({str(fault).splitlines()[0]}); use --prompt raw"
-            ) from None
-    if shape.count(_SYSTEM_MARK) != 1 or shape.count(_QUESTION_MARK) != 1:
-        if not folded:
-            shape, folded = _fold(tokenizer, _SYSTEM_MARK, _QUESTION_MARK), True
-        if shape.count(_SYSTEM_MARK) != 1 or shape.count(_QUESTION_MARK) != 1:
-            raise BadPrompt("the chat template does not show system text and question once each; use --prompt raw")
-    text = _fold(tokenizer, system, item.question) if folded else apply(system, item.question)
+def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int, int]:
+    """The rendered conversation, where its two texts begin, and where the question ends."""
+    shape, folded = _shape(tokenizer)
+    text = (_fold if folded else _converse)(tokenizer, system, item.question)
     head, rest = shape.split(_SYSTEM_MARK)
     middle, tail = rest.split(_QUESTION_MARK)
-    if text != head + system + middle + item.question + tail:
-        # Templates commonly trim the user's text; then the question that is really shown is looked for instead.
-        raise BadPrompt(
-            f"item {item.id!r}: the chat template changes the question's text (it may begin or end with blanks); trim it, or use --prompt raw"
-        )
-    return text, len(head), len(head) + len(system) + len(middle)
+    if folded and not system.strip():
+        system = middle = ""
+    # Many templates trim what they are given (Llama's, Gemma's); the texts as they are really shown are looked for.
+    for shown_system in _trimmed(system):
+        for question in _trimmed(item.question):
+            if text == head + shown_system + middle + question + tail:
+                question_at = len(head) + len(shown_system) + len(middle)
+                return text, len(head), question_at, question_at + len(question)
+    raise BadPrompt(f"item {item.id!r}: the chat template changes the question's text; use --prompt raw")
+
+
+def _shape(tokenizer: Any) -> tuple[str, bool]:
+    """The conversation around the two marks, and whether the system text had to be folded into the user's turn."""
+    cause = "it does not show system text and question once each"
+    for folded, write in ((False, _converse), (True, _fold)):
+        try:
+            shape = write(tokenizer, _SYSTEM_MARK, _QUESTION_MARK)
+        except Exception as fault:  # noqa: BLE001  (a template may raise anything; some refuse the system role)
+            cause = str(fault).partition("\n")[0] or type(fault).__name__
+            continue
+        once = shape.count(_SYSTEM_MARK) == 1 and shape.count(_QUESTION_MARK) == 1
+        if once and shape.index(_SYSTEM_MARK) < shape.index(_QUESTION_MARK):
+            return shape, folded
+    raise BadPrompt(f"the chat template cannot be used ({cause}); use --prompt raw")
+
+
+def _trimmed(text: str) -> list[str]:
+    return list(dict.fromkeys((text, text.strip(), text.lstrip(), text.rstrip())))
+
+
+def _converse(tokenizer: Any, system: str, question: str) -> str:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def _fold(tokenizer: Any, system: str, question: str) -> str:
     """For templates without a system role: the system text opens the user's turn."""
-    messages = [{"role": "user", "content": f"{system}\n\n{question}"}]
+    content = f"{system}\n\n{question}" if system.strip() else question
+    messages = [{"role": "user", "content": content}]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _refuse_surrogates(text: str, what: str) -> None:
+    # A tokenizer takes Unicode text only; half a surrogate pair comes in through a script or a mangled command line.
+    if half := re.search("[\ud800-\udfff]", text):
+        raise BadPrompt(f"{what}: {half[0]!r} is half a character (a lone surrogate), not text; remove it")
 
 
 # ---- fillers ---------------------------------------------------------------------------------------------------------
 
 
+_TIMES = 8
+
+
 def _repeated_token(tokenizer: Any, filler: str) -> int:
     """The one token that `filler` is when it is repeated; else an error that says what it splits into."""
-    times = 8
-    carrier: list[int] = tokenizer("a", add_special_tokens=False).input_ids
-    ids: list[int] = tokenizer("a" + filler * times, add_special_tokens=False).input_ids
-    body = ids[len(carrier) :] if ids[: len(carrier)] == carrier else ids
-    if len(body) == times and len(set(body)) == 1:
+    _refuse_surrogates(filler, f"filler {filler!r}")
+    body = _in_a_row(tokenizer, filler)
+    if _is_one_token(body):
         return body[0]
+    ways = dict.fromkeys((" " + filler.strip(), " /", " he", " the", " a", "\n"))
+    fits = (way for way in ways if way != filler and _is_one_token(_in_a_row(tokenizer, way)))
+    way = next((f", such as {way!r}" for way in fits), "")
     alone: list[int] = tokenizer(filler, add_special_tokens=False).input_ids
-    shown = ", ".join(repr(tokenizer.decode([i])) for i in body[:6]) + ("…" if len(body) > 6 else "")
     if len(alone) == 1:
-        way = f"such as {' ' + filler!r}" if not filler[:1].isspace() else "such as ' /'"
         raise BadPrompt(
-            f"filler {filler!r} is one token alone, but {times} of them in a row become {len(body)}: {shown}; "
-            f"take one that does not merge, {way}"
+            f"filler {filler!r} is one token alone, but {_TIMES} of them in a row become {len(body)}: {_pieces(tokenizer, body)}; "
+            f"take one that does not merge{way}"
         )
-    parts = ", ".join(repr(tokenizer.decode([i])) for i in alone)
     raise BadPrompt(
-        f"filler {filler!r} is {len(alone)} tokens for this tokenizer ({parts}); a filler must be one token when repeated, such as ' /'"
+        f"filler {filler!r} is {len(alone)} tokens for this tokenizer ({_pieces(tokenizer, alone)}); "
+        f"a filler must be one token when repeated{way}"
     )
 
 
+def _in_a_row(tokenizer: Any, filler: str) -> list[int]:
+    """What `filler` is repeated, after some other text, as it stands in a prompt."""
+    carrier: list[int] = tokenizer("a", add_special_tokens=False).input_ids
+    ids: list[int] = tokenizer("a" + filler * _TIMES, add_special_tokens=False).input_ids
+    return ids[len(carrier) :] if ids[: len(carrier)] == carrier else ids
+
+
+def _is_one_token(body: Sequence[int]) -> bool:
+    return len(body) == _TIMES and len(set(body)) == 1
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> str:
+    return ", ".join(repr(tokenizer.decode([i])) for i in ids[:6]) + ("…" if len(ids) > 6 else "")
+
+
 def _natural_text(tokenizer: Any, sentences: Sequence[str], length: int, rng: random.Random) -> tuple[int, ...]:
-    """Sentences in an order of the item's own, cut to exactly `length` tokens."""
-    if not sentences:
+    """Sentences in an order of the item's own, cut to exactly `length` tokens; more rounds, in other orders, where they run out."""
+    if not any(sentence.strip() for sentence in sentences):
         raise BadPrompt("natural-text filler needs sentences, and none were given")
     ids: list[int] = []
     while len(ids) < length:
         order = list(sentences)
         rng.shuffle(order)
-        ids = list(tokenizer(" " + " ".join(order), add_special_tokens=False).input_ids) if not ids else ids + ids
+        ids += tokenizer(" " + " ".join(order), add_special_tokens=False).input_ids
     return tuple(ids[:length])
 
 

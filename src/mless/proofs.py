@@ -16,7 +16,8 @@ from mless.values import Prompt, Span, head_name
 
 #: Eager attention rounds its scores to the model's dtype before the softmax; ours keeps fp32, so bf16 differs by its rounding.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
-_TOKENS = 96
+#: Long enough for a whole ordinary prompt, short enough for eager's matrices.
+_TOKENS = 512
 
 
 def prove(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,20 +22,40 @@ if TYPE_CHECKING:
 #: The file contract's number; a folder with a higher one was made by a newer mless.
 FORMAT = 1
 
+_LOCK = ".lock"
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whole or not at all, and on the disk before the name appears."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with _refusals(path), _partial(path) as partial:
+        with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        _publish(Path(partial), path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+        _publish(partial, path)
+
+
+@contextmanager
+def _partial(path: Path) -> Generator[Path]:
+    """A file beside `path` to write to; gone afterwards unless it was renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _refusals(path: Path) -> Generator[None]:
+    """What the disk refuses (no room, no permission), in one line: the work done so far is stored and stays."""
+    try:
+        yield
+    except OSError as fault:
+        raise BadFolder(
+            f"cannot write {path}: {fault.strerror or fault}; mend that and run the same command again, or choose another --out"
+        ) from None
 
 
 def _publish(partial: Path, path: Path) -> None:
@@ -47,6 +68,10 @@ def _publish(partial: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _is_trace(entry: Path) -> bool:
+    return entry.name == _LOCK or (entry.name.startswith(".") and entry.name.endswith(".partial"))
 
 
 def _encode(table: pa.Table) -> bytes:
@@ -70,9 +95,13 @@ class ResultFolder:
         """study.json, or None where there is none yet. A broken or newer one is an error."""
         file = self.path / "study.json"
         try:
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise BadFolder(f"{self.path} is a file, not a result folder; choose another --out") from None
+        except OSError as fault:
+            raise BadFolder(f"{file} cannot be read ({fault.strerror}); choose another --out") from None
         except ValueError:
             raise BadFolder(
                 f"{file} is not readable JSON; the folder is damaged: remove it, or choose another --out"
@@ -103,6 +132,23 @@ class ResultFolder:
             )
         return file
 
+    def holds_something_else(self) -> bool:
+        """Whether there is no study here but other files are; what a run killed at its very start leaves does not count."""
+        if self.manifest() is not None or not self.path.exists():
+            return False
+        return any(not _is_trace(entry) for entry in self.path.iterdir())
+
+    def discard(self) -> None:
+        """Take away everything a run wrote, and the folder if nothing else is in it. Call it inside `writing`."""
+        for table in self.path.glob("*.parquet"):
+            table.unlink()
+        shutil.rmtree(self.path / "units", ignore_errors=True)
+        self.sweep()
+        for name in ("study.json", _LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
     # ---- units
 
     def unit_path(self, table: str, key: str) -> Path:
@@ -123,9 +169,8 @@ class ResultFolder:
         try:
             return pq.ParquetFile(path).read()
         except (OSError, pa.ArrowInvalid) as fault:
-            raise BadFolder(
-                f"unit {path} cannot be read ({str(fault).splitlines()[0]}); remove that file and run again"
-            ) from None
+            cause = str(fault).partition("\n")[0]
+            raise BadFolder(f"unit {path} cannot be read ({cause}); remove that file and run again") from None
 
     def write_table(self, name: str, table: pa.Table) -> None:
         write_atomically(self.path / f"{name}.parquet", _encode(table))
@@ -134,23 +179,25 @@ class ResultFolder:
         """All units of a table, in `keys`' order, as one file; one unit in memory at a time."""
         import pyarrow.parquet as pq
 
-        handle, partial = tempfile.mkstemp(dir=self.path, prefix=f".{name}.", suffix=".partial")
-        os.close(handle)
-        writer: pq.ParquetWriter | None = None
-        try:
-            for key in keys:
-                table = self.read_unit(name, key)
-                writer = writer or pq.ParquetWriter(partial, table.schema, compression="zstd")
-                writer.write_table(table)
-            if writer is None:
-                raise BadFolder(f"{self.path} has no units of {name}; run the study again")
-            writer.close()
+        if not keys:
+            raise BadFolder(f"{self.path} has no units of {name}; run the study again")
+        path = self.path / f"{name}.parquet"
+        with _refusals(path), _partial(path) as partial:
+            first = self.read_unit(name, keys[0])
+            with pq.ParquetWriter(partial, first.schema, compression="zstd") as writer:
+                for key in keys:
+                    table = self.read_unit(name, key)
+                    if table.schema != first.schema:
+                        raise BadFolder(
+                            f"unit {self.unit_path(name, key)} has other columns than the first; remove that file and run again"
+                        )
+                    writer.write_table(table)
             descriptor = os.open(partial, os.O_RDWR)
-            os.fsync(descriptor)
-            os.close(descriptor)
-            _publish(Path(partial), self.path / f"{name}.parquet")
-        finally:
-            Path(partial).unlink(missing_ok=True)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            _publish(partial, path)
 
     def sweep(self) -> None:
         """Remove what a killed writer left half-written."""
@@ -162,19 +209,20 @@ class ResultFolder:
     @contextmanager
     def writing(self) -> Generator[None]:
         """Hold the folder. A second run on it is told so; a killed one's hold ends with its process."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        with _refusals(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
                 import fcntl
 
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:
-                pass  # no flock on Windows: units are still whole or absent, the work is merely done twice
-            except OSError:
+            except BlockingIOError:
                 raise BadFolder(
                     f"another mless is writing {self.path}; wait for it to end, or choose another --out"
                 ) from None
+            except (ImportError, OSError):
+                pass  # Windows, or a file system without locks: units are still whole or absent, the work is merely done twice
             yield
         finally:
             os.close(descriptor)

@@ -119,7 +119,7 @@ def parse_numbers(text: str, highest: int, what: str) -> list[int]:
         return list(range(1, highest + 1))
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:[-–]\s*(\d{1,9})\s*)?", part)
         if not match:
             raise BadStudy(f"{what}s: cannot read {part.strip()!r}; write 'all', a number, or a list such as 1-4,7")
         first = int(match[1])
@@ -136,7 +136,7 @@ def parse_numbers(text: str, highest: int, what: str) -> list[int]:
 def format_numbers(numbers: Sequence[int]) -> str:
     """``[2, 3, 4, 7]`` → ``2–4, 7``."""
     runs: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:

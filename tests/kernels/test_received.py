@@ -99,7 +99,13 @@ def test_padded_keys_may_hold_anything():
 def test_bf16_inputs_are_summed_in_fp32():
     q, k = torch.randn(1, 2, 300, 64).bfloat16(), torch.randn(1, 2, 300, 64).bfloat16()
     visible, real = causal(300, 300)
-    arguments = {"scale": 0.125, "visible": visible, "sets": real[:, None], "spans": torch.zeros(1, 300).long(), "n_spans": 1}
+    arguments = {
+        "scale": 0.125,
+        "visible": visible,
+        "sets": real[:, None],
+        "spans": torch.zeros(1, 300).long(),
+        "n_spans": 1,
+    }
     ours, truth = streaming.received(q, k, **arguments), reference.received(q, k, **arguments)
     assert float(((ours.received - truth.received).norm() / truth.received.norm())) < 1e-6
 

@@ -35,9 +35,10 @@ def convert_gguf(path: Path, folder: Path, name: str) -> None:
             parameters = sum(p.numel() for p in _empty(AutoModelForCausalLM, config).parameters())
             dtype = torch.float32 if parameters <= FP32_PARAMETERS else torch.bfloat16
             model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    except (ValueError, KeyError, NotImplementedError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, ImportError) as fault:
+        cause = (str(fault).splitlines() or [type(fault).__name__])[0]
         raise UnsupportedArchitecture(
-            f"{name!r}: transformers cannot read this GGUF (architecture {metadata.get('architecture')!r}): {str(fault).splitlines()[0]}; "
+            f"{name!r}: transformers cannot read this GGUF (architecture {metadata.get('architecture')!r}): {cause}; "
             "use the model's safetensors instead"
         ) from fault
     dense = _dense(model)
@@ -53,8 +54,10 @@ def _metadata(path: Path, name: str) -> dict[str, Any]:
 
     try:
         fields = GGUFReader(path).fields
-    except (ValueError, OSError, IndexError) as fault:
-        raise UnknownModel(f"{name!r} is not a readable GGUF file: {fault}") from fault
+    except (ValueError, OSError, IndexError, KeyError, OverflowError) as fault:
+        raise UnknownModel(
+            f"{name!r} is not a readable GGUF file, or is cut short ({str(fault).strip()}); fetch it again"
+        ) from fault
 
     def value(key: str) -> Any:
         return fields[key].contents() if key in fields else None

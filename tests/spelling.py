@@ -1,0 +1,108 @@
+"""Tokenizers of different habits and a tiny model to go with them, made on the spot."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from mless.prompting import SYSTEM_TEXT
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: As Llama 3's: BOS in the template, and every text trimmed.
+TRIMS = (
+    "<s>{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: As Gemma's first: no system role, texts trimmed.
+NO_SYSTEM = (
+    "<s>{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: Leaves the system text out without a word.
+FORGETS_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|im_start|>{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+_WORDS = Regex(r"\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+_TEXT = [f"{SYSTEM_TEXT}\nFind the sum of a. / / he he the a //////// ////////\n\n", f"{SYSTEM_TEXT}\n\n"] * 5
+
+
+@cache
+def byte_level(template: str | None = None, *, bos: bool = False, trim_offsets: bool = False) -> Any:
+    """Byte-level BPE that takes line breaks into the punctuation before them (".\\n" is one token), as Qwen's does."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [pre_tokenizers.Split(_WORDS, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    core.train_from_iterator(
+        _TEXT,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>"],
+            show_progress=False,
+        ),
+    )
+    steps: list[Any] = [processors.ByteLevel(trim_offsets=trim_offsets)]
+    if bos:
+        steps.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]))
+    core.post_processor = processors.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model_folder(
+    path: Path, *, template: str | None = None, context: int = 512, broken: str | None = None, seed: int = 0
+) -> Path:
+    """A tiny random Llama of 2 layers and 4 heads with its tokenizer; `broken` is a token whose embedding is NaN."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_level(template)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+    )
+    model = LlamaForCausalLM(config)
+    if broken is not None:
+        (token,) = tokenizer(broken, add_special_tokens=False).input_ids
+        with torch.no_grad():
+            model.model.embed_tokens.weight[token] = float("nan")
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def spelled(tokenizer: Any, token: int) -> bytes:
+    """The bytes one token of a byte-level tokenizer stands for."""
+    if token in tokenizer.added_tokens_decoder:
+        return tokenizer.added_tokens_decoder[token].content.encode()
+    return bytes(_byte_of()[sign] for sign in tokenizer.convert_ids_to_tokens(token))
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for signs from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

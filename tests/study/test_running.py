@@ -1,0 +1,478 @@
+"""A study run for real: its tables, held against numbers computed anew here, and what a second run does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from scipy import stats as scipy_stats
+
+import mless
+from mless.errors import BadAttention, BadFolder, BadPrompt
+from mless.models import LoadedModel
+from mless.store import ResultFolder
+from mless.study import Outcome, load_study, run_study, verdict_lines
+from spelling import CHATML, model_folder
+
+TABLES = ("prompts", "attention", "dilution", "retained")
+SMALL = {"layers": "1-2", "limit": 4, "conditions": "none,mless,random"}
+ITEMS, HEADS, LAYERS, CONDITIONS = 4, 9, 2, ["none", "mless", "random"]
+
+
+class Heard:
+    """Notes what a run tells."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.steps: list[tuple[int, int]] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def step(self, what: str, done: int, total: int) -> None:
+        self.steps.append((done, total))
+
+
+@pytest.fixture(scope="module")
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, heard: Heard) -> Path:
+    path = tmp_path_factory.mktemp("real") / "results"
+    outcome = run_study(load_study("quick", SMALL), path, heard)
+    assert outcome == Outcome(path, ITEMS * len(CONDITIONS), ITEMS * len(CONDITIONS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(folder: Path) -> dict[str, pl.DataFrame]:
+    return {name: pl.read_parquet(folder / f"{name}.parquet") for name in TABLES}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def run_tiny(model: Path, out: Path, **changes: Any) -> Outcome:
+    chosen = {"model": str(model), "limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", **changes}
+    return run_study(load_study("quick", chosen), out)
+
+
+def tables_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
+
+
+# ---- the file contract ---------------------------------------------------------------------------------------------------
+
+COMMON = {"model": pl.String, "task": pl.String, "condition": pl.String}
+MASS = pl.Struct(dict.fromkeys(("start", "system", "filler", "question", "end", "sink"), pl.Float32))
+CONTRACT: dict[str, dict[str, Any]] = {
+    "prompts": {
+        "item": pl.String,
+        "token_ids": pl.List(pl.Int32),
+        "spans": pl.List(pl.Struct({"name": pl.String, "start": pl.Int32, "stop": pl.Int32})),
+        "text": pl.String,
+        "tokens": pl.List(pl.String),  # beyond the contract: each token's text, for figures that name tokens
+    },
+    "attention": {
+        "item": pl.String, "layer": pl.Int32, "head": pl.Int32, "queries": pl.String, "received": pl.List(pl.Float32),
+        "n": pl.List(pl.Int32), "mass": MASS,
+    },
+    "retained": {
+        "layer": pl.Int32, "head": pl.Int32, "queries": pl.String, "retained": pl.Float64, "lo": pl.Float64, "hi": pl.Float64,
+        "p": pl.Float64, "p_adjusted": pl.Float64, "n_items": pl.Int32, "uniform": pl.Float64, "verdict": pl.String,
+    },
+    "dilution": {"item": pl.String, "layer": pl.Int32, "queries": pl.String, "received": pl.List(pl.Float32)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_the_contracts_columns(tables: dict[str, pl.DataFrame], name: str) -> None:
+    assert dict(tables[name].schema) == COMMON | CONTRACT[name]
+    assert tables[name]["model"].unique().to_list() == ["SmolLM2-135M-Instruct"]
+    assert tables[name]["task"].unique().to_list() == ["bundled"]
+
+
+def test_every_row_is_there_once(tables: dict[str, pl.DataFrame]) -> None:
+    assert tables["prompts"].select("condition", "item").rows() == [
+        (condition, f"bundled-{n:02d}") for condition in CONDITIONS for n in range(1, ITEMS + 1)
+    ]
+    keys = ["condition", "item", "layer", "head", "queries"]
+    attention = tables["attention"]
+    assert attention.select(keys).n_unique() == attention.height == len(CONDITIONS) * ITEMS * LAYERS * HEADS * 2
+    retained = tables["retained"]
+    assert retained.select("condition", "layer", "head", "queries").n_unique() == retained.height
+    assert retained.height == 2 * LAYERS * (HEADS + 1) * 2
+    assert sorted(retained["head"].unique()) == list(range(HEADS + 1))
+
+
+def test_prompts_are_what_their_spans_and_text_say(tables: dict[str, pl.DataFrame], embedded: LoadedModel) -> None:
+    original: dict[str, list[int]] = {}
+    for row in tables["prompts"].iter_rows(named=True):
+        names = names_of(row)
+        assert len(names) == len(row["token_ids"]) == len(row["tokens"])
+        assert row["text"] == embedded.tokenizer.decode(row["token_ids"])
+        assert names.count("filler") == (0 if row["condition"] == "none" else 55)
+        kept = [token for token, name in zip(row["token_ids"], names, strict=True) if name != "filler"]
+        assert original.setdefault(row["item"], kept) == kept
+
+
+def names_of(prompt: dict[str, Any]) -> list[str]:
+    return [span["name"] for span in prompt["spans"] for _ in range(span["start"], span["stop"])]
+
+
+def test_attention_is_counted_and_sums_as_defined(tables: dict[str, pl.DataFrame]) -> None:
+    names = {(p["condition"], p["item"]): names_of(p) for p in tables["prompts"].iter_rows(named=True)}
+    for row in tables["attention"].iter_rows(named=True):
+        spans = names[row["condition"], row["item"]]
+        queries = [row["queries"] == "later" or name != "filler" for name in spans]
+        assert row["n"] == [sum(queries[j + 1 :]) for j in range(len(spans))]
+        assert [value is None for value in row["received"]] == [n == 0 for n in row["n"]]
+        assert sum(row["mass"].values()) == pytest.approx(1, abs=1e-5)
+        assert (row["mass"]["filler"] == 0) == (row["condition"] == "none")
+        assert row["mass"]["sink"] == 0
+    # every later query gives all of its attention to itself and earlier tokens: less than one each
+    later = tables["attention"].filter(pl.col("queries") == "later")
+    totals = [np.nansum(np.array(r, float) * n) / (len(n) - 1) for r, n in later.select("received", "n").rows()]
+    assert 0 < min(totals) <= max(totals) <= 1
+
+
+# ---- retained shares, computed anew --------------------------------------------------------------------------------------
+
+
+def question_sums(tables: dict[str, pl.DataFrame], queries: str) -> dict[tuple[str, str], np.ndarray]:
+    """(condition, item) → Σ received over the question's tokens with n > 0, by layer and head."""
+    sums: dict[tuple[str, str], np.ndarray] = {}
+    names = {(p["condition"], p["item"]): names_of(p) for p in tables["prompts"].iter_rows(named=True)}
+    for row in tables["attention"].filter(pl.col("queries") == queries).iter_rows(named=True):
+        key = row["condition"], row["item"]
+        values = [
+            v for v, n, name in zip(row["received"], row["n"], names[key], strict=True) if name == "question" and n
+        ]
+        sums.setdefault(key, np.zeros((LAYERS, HEADS)))[row["layer"] - 1, row["head"] - 1] = sum(values)
+    return sums
+
+
+def sign_flip(logs: np.ndarray) -> float:
+    """Every pattern of signs, one by one."""
+    sums = [
+        abs(sum(s * x for s, x in zip(signs, logs, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(logs))
+    ]
+    return float(np.mean([total >= abs(logs.sum()) - 1e-12 for total in sums]))
+
+
+def holm(p: list[float]) -> list[float]:
+    order = np.argsort(p, kind="stable")
+    adjusted, running = np.empty(len(p)), 0.0
+    for rank, at in enumerate(order):
+        running = max(running, min(1.0, (len(p) - rank) * p[at]))
+        adjusted[at] = running
+    return adjusted.tolist()
+
+
+def interval(center: float, scores: np.ndarray) -> tuple[float, float]:
+    half = scipy_stats.t.ppf(0.975, len(scores) - 1) * scores.std(ddof=1) / np.sqrt(len(scores))
+    return float(np.exp(center - half)), float(np.exp(center + half))
+
+
+@pytest.mark.parametrize("queries", ["original", "later"])
+@pytest.mark.parametrize("condition", ["mless", "random"])
+def test_retained_rows_equal_an_independent_computation(
+    tables: dict[str, pl.DataFrame], condition: str, queries: str
+) -> None:
+    sums = question_sums(tables, queries)
+    items = sorted({item for _, item in sums})
+    logs = np.log(np.stack([sums[condition, item] / sums["none", item] for item in items]))
+    rows = {
+        (row["layer"], row["head"]): row
+        for row in tables["retained"]
+        .filter((pl.col("condition") == condition) & (pl.col("queries") == queries))
+        .iter_rows(named=True)
+    }
+    p: list[float] = []
+    for layer in range(LAYERS):
+        shares = np.exp(logs[:, layer].mean(axis=0))
+        for head in range(HEADS):
+            row = rows[layer + 1, head + 1]
+            mine = logs[:, layer, head]
+            assert row["retained"] == pytest.approx(shares[head], rel=1e-6)
+            assert (row["lo"], row["hi"]) == pytest.approx(interval(mine.mean(), mine), rel=1e-5)
+            assert row["p"] == sign_flip(mine)
+            assert row["n_items"] == ITEMS
+            p.append(row["p"])
+        row = rows[layer + 1, 0]
+        scores = (logs[:, layer] * (shares / shares.sum())).sum(axis=1)
+        assert row["retained"] == pytest.approx(shares.mean(), rel=1e-6)
+        assert (row["lo"], row["hi"]) == pytest.approx(interval(np.log(shares.mean()), scores), rel=1e-5)
+    adjusted = [rows[layer, head]["p_adjusted"] for layer in (1, 2) for head in range(1, HEADS + 1)]
+    assert adjusted == pytest.approx(holm(p))
+    for row in rows.values():
+        lo, hi = row["lo"], row["hi"]
+        expected = (
+            "drops" if hi < 0.95 else "rises" if lo > 1.05 else "unchanged" if lo >= 0.9 and hi <= 1.1 else "undecided"
+        )
+        assert row["verdict"] == expected
+
+
+@pytest.mark.parametrize("queries", ["original", "later"])
+def test_uniform_dilution_is_the_closed_form(tables: dict[str, pl.DataFrame], queries: str) -> None:
+    """A query at i of a full-causal model that spreads evenly gives 1/(i + 1) to each key."""
+
+    def even(prompt: dict[str, Any]) -> float:
+        names = names_of(prompt)
+        asks = np.array([queries == "later" or name != "filler" for name in names])
+        gives = asks / np.arange(1, len(names) + 1)
+        received = [
+            gives[j + 1 :].sum() / asks[j + 1 :].sum()
+            for j, name in enumerate(names)
+            if name == "question" and asks[j + 1 :].any()
+        ]
+        return float(np.sum(received))
+
+    sums = {(p["condition"], p["item"]): even(p) for p in tables["prompts"].iter_rows(named=True)}
+    for condition in ("mless", "random"):
+        logs = [np.log(sums[condition, item] / sums["none", item]) for kind, item in sums if kind == "none"]
+        found = tables["retained"].filter((pl.col("condition") == condition) & (pl.col("queries") == queries))[
+            "uniform"
+        ]
+        assert found.to_numpy() == pytest.approx(np.exp(np.mean(logs)), rel=1e-5)
+
+
+def test_layer_one_drops_as_known_for_this_model(tables: dict[str, pl.DataFrame]) -> None:
+    layers = tables["retained"].filter((pl.col("head") == 0) & (pl.col("queries") == "original"))
+    share = layers.filter((pl.col("condition") == "mless") & (pl.col("layer") == 1)).row(0, named=True)
+    assert 0.65 < share["retained"] < 0.85
+    assert share["verdict"] == "drops"
+    assert share["retained"] > share["uniform"] + 0.1
+
+
+# ---- study.json and what is told -----------------------------------------------------------------------------------------
+
+
+def test_the_manifest_says_what_was_run(folder: Path) -> None:
+    about = json.loads((folder / "study.json").read_text())
+    assert about["complete"] is True
+    assert about["study"]["margins"] == {"drop": 0.95, "rise": 1.05, "same": [0.9, 1.1]}  # every default is spelled out
+    assert about["conditions"]["mless"] == {
+        "name": "mless", "kind": "repeat", "filler": " /", "length": 55, "placement": "before-question", "arm": None,
+    }  # fmt: skip
+    assert about["model"]["label"] == "SmolLM2-135M-Instruct"
+    assert {"fingerprint", "layers", "heads"} <= about["model"].keys()
+    assert about["tokenizer"]["fingerprint"]
+    assert {"torch", "transformers", "numpy"} <= about["versions"].keys()
+    assert {"seeds", "device", "implementations", "timings"} <= about.keys()
+    assert about["command"][:3] == ["mless", "run", "quick"]
+
+
+def test_progress_is_told(folder: Path, heard: Heard) -> None:
+    assert folder.exists()
+    assert "prompts: raw" in heard.lines
+    assert "loading SmolLM2-135M-Instruct, layers 1–2 of 30" in heard.lines
+    assert heard.steps == [(n, 12) for n in range(1, 13)]
+
+
+def test_the_verdict_of_a_real_run(folder: Path) -> None:
+    lines = verdict_lines(folder)
+    assert lines[0].startswith("SmolLM2-135M-Instruct, 4 items of bundled, raw prompts; retained share = ")
+    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops: ")
+    assert lines[2].startswith("random (55 tokens of natural text, before-question): layer 1 drops: ")
+    assert lines[3].startswith("The published claim (layer 1 drops) holds here")
+    assert lines[4].startswith(
+        "4 items are too few for the sign-flip test ever to reject after Holm over 18 rows (it takes 10)"
+    )
+
+
+# ---- running it again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_computes_nothing(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert run_study(load_study("quick", SMALL), folder) == Outcome(folder, 0, 12)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_only_missing_units_are_computed_again(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = tables_of(copy)
+    store = ResultFolder(copy)
+    store.unit_path("attention", "mless-00002").unlink()
+    store.unit_path("dilution", "random-00004").unlink()
+    (copy / "attention.parquet").unlink()
+    kept = store.unit_path("attention", "mless-00001").stat().st_mtime_ns
+    heard = Heard()
+    assert run_study(load_study("quick", SMALL), copy, heard).computed == 2
+    assert tables_of(copy) == before
+    assert store.unit_path("attention", "mless-00001").stat().st_mtime_ns == kept
+
+
+def test_a_missing_table_is_made_from_the_units(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "r")
+    before = tables_of(tmp_path / "r")
+    for name in TABLES:
+        (tmp_path / "r" / f"{name}.parquet").unlink()
+        assert run_tiny(tiny, tmp_path / "r").computed == 0
+        assert tables_of(tmp_path / "r") == before
+
+
+def test_what_a_run_killed_at_its_start_leaves_is_taken_over(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / ".study.json.x.partial").write_text("{")
+    assert run_tiny(tiny, out).computed == 6
+    assert not list(out.glob(".*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"length": 6}, "length"),
+        ({"seed": 1}, "seed"),
+        ({"limit": 2}, "data"),
+        ({"layers": "1", "heads": "2"}, "heads, layers"),
+        ({"margins.drop": 0.9}, "margins"),
+    ],
+)
+def test_another_study_in_the_same_folder_is_refused(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], difference: str
+) -> None:
+    out = tmp_path_factory.getbasetemp() / "taken"
+    run_tiny(tiny, out)
+    before = tables_of(out)
+    why = f"holds another study \\('quick'\\): it differs in {difference}; choose another --out, or remove the folder"
+    with pytest.raises(BadFolder, match=why):
+        run_tiny(tiny, out, **changes)
+    assert tables_of(out) == before
+
+
+def test_another_model_or_tokenizer_under_the_same_name_is_refused(tiny: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    shutil.copytree(tiny, model)
+    run_tiny(model, tmp_path / "r")
+    shutil.rmtree(model)
+    model_folder(model, template=CHATML)  # the same weights, another tokenizer
+    with pytest.raises(BadFolder, match="it differs in tokenizer files; choose"):
+        run_tiny(model, tmp_path / "r")
+    shutil.rmtree(model)
+    model_folder(model, seed=1)
+    with pytest.raises(BadFolder, match="it differs in model's weights; choose"):
+        run_tiny(model, tmp_path / "r")
+
+
+def test_the_given_tokenizers_content_counts_and_not_its_path(tiny: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for file in tiny.glob("tokenizer*"):
+            shutil.copy(file, tmp_path / name)
+    assert run_tiny(tiny, tmp_path / "r", tokenizer=str(tmp_path / "one")).computed == 6
+    assert run_tiny(tiny, tmp_path / "r", tokenizer=str(tmp_path / "two")).computed == 0
+    settings = tmp_path / "two" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 7}))
+    with pytest.raises(BadFolder, match="it differs in tokenizer files"):
+        run_tiny(tiny, tmp_path / "r", tokenizer=str(tmp_path / "two"))
+
+
+def test_a_foreign_folder_is_left_alone(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(BadFolder, match=r"is not empty and holds no study\.json; choose another --out"):
+        run_tiny(tiny, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_somebody_writes_is_left_alone(tiny: Path, tmp_path: Path) -> None:
+    out = ResultFolder(tmp_path / "r")
+    with out.writing(), pytest.raises(BadFolder, match="another mless is writing"):
+        run_tiny(tiny, out.path)
+    assert run_tiny(tiny, out.path).computed == 6
+
+
+# ---- the same numbers by other roads -------------------------------------------------------------------------------------
+
+
+def test_batches_give_the_same_numbers(folder: Path, tables: dict[str, pl.DataFrame], tmp_path: Path) -> None:
+    run_study(load_study("quick", SMALL, ["batch_size=3"]), tmp_path / "r")
+    for name in ("attention", "dilution", "retained"):
+        batched = pl.read_parquet(tmp_path / "r" / f"{name}.parquet")
+        assert_frame_equal(batched, tables[name], abs_tol=1e-5, rel_tol=1e-5)
+
+
+def test_chosen_heads_and_layers_are_the_whole_runs_rows(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "all")
+    run_tiny(tiny, tmp_path / "some", layers="2", heads="1,4")
+    keys = (pl.col("layer") == 2) & pl.col("head").is_in([1, 4])
+    whole = pl.read_parquet(tmp_path / "all" / "attention.parquet").filter(keys)
+    assert_frame_equal(pl.read_parquet(tmp_path / "some" / "attention.parquet"), whole, abs_tol=1e-6)
+
+
+def test_a_run_from_a_script_is_the_same(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "a")
+    outcome = mless.run(
+        "quick", tmp_path / "b", model=str(tiny), limit=3, length=5, conditions=["none", "mless"], prompt="raw"
+    )
+    assert tables_of(outcome.folder) == tables_of(tmp_path / "a")
+
+
+# ---- edges ---------------------------------------------------------------------------------------------------------------
+
+
+def data(path: Path, *questions: str) -> str:
+    path.write_text("".join(json.dumps({"question": question}) + "\n" for question in questions), encoding="utf-8")
+    return str(path)
+
+
+def test_a_question_nobody_later_sees_is_undecided(tiny: Path, tmp_path: Path) -> None:
+    """In a raw prompt a question of one token is the last token."""
+    source = data(tmp_path / "d.jsonl", "7", "8", "9")
+    run_tiny(tiny, tmp_path / "r", data=source)
+    rows = pl.read_parquet(tmp_path / "r" / "retained.parquet")
+    assert rows["retained"].null_count() == rows.height
+    assert rows["verdict"].unique().to_list() == ["undecided"]
+    assert rows["n_items"].unique().to_list() == [0]
+    lines = verdict_lines(tmp_path / "r")
+    assert "layer 1 undecided: the share is undefined (nobody later sees the question); layer 2 undecided" in lines[1]
+
+
+def test_one_item_gives_shares_without_intervals(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "r", limit=1)
+    rows = pl.read_parquet(tmp_path / "r" / "retained.parquet")
+    assert rows["retained"].null_count() == 0
+    assert rows["lo"].null_count() == rows["p"].null_count() == rows.height
+    assert "layer 1 undecided" in verdict_lines(tmp_path / "r")[1]
+
+
+def test_only_none_is_a_study_too(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "r", conditions="none")
+    empty = pl.read_parquet(tmp_path / "r" / "retained.parquet")
+    assert empty.is_empty()
+    assert dict(empty.schema) == COMMON | CONTRACT["retained"]
+    assert len(verdict_lines(tmp_path / "r")) == 1
+
+
+def test_nan_in_one_item_names_it_and_leaves_nothing(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "m", broken="~")
+    source = data(tmp_path / "d.jsonl", "fine and well", "a ~ b c")
+    with pytest.raises(
+        BadAttention, match=r"item '2', condition 'none': attention is not finite .* L1H1; .*--dtype float32"
+    ):
+        run_tiny(model, tmp_path / "r", data=source)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_prompt_longer_than_the_context_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "m", context=64)
+    source = data(tmp_path / "d.jsonl", "short", "a long one " * 20)
+    with pytest.raises(BadPrompt, match=r"item '2' is \d+ tokens under condition 'none', but m takes 64; leave it out"):
+        run_tiny(model, tmp_path / "r", data=source)
+    assert not (tmp_path / "r").exists()

@@ -1,0 +1,301 @@
+"""A study is a TOML file; what is typed changes its fields, and a slip of the pen is named with the nearest right word."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mless.errors import BadStudy
+from mless.stats import Margins
+from mless.study import available_studies, load_study
+from mless.study.running import default_folder, rerun_command
+from mless.study.spec import StudySpec
+from mless.values import Condition
+
+
+def refusal(name: str = "quick", *sets: str, **changes: Any) -> str:
+    with pytest.raises(BadStudy) as caught:
+        load_study(name, changes, sets).conditions_in_order()
+    message = str(caught.value)
+    assert message.isprintable(), message
+    return message
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    def written(text: str, name: str = "own.toml") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return written
+
+
+# ---- what comes with the package -------------------------------------------------------------------------------------------
+
+
+def test_every_figure_has_its_study() -> None:
+    found = available_studies()
+    assert next(iter(found)) == "quick"
+    wanted = {"fig2", "fig9", "fig10", "fig11", *(f"fig{n}" for n in range(13, 21)), "map", "retained", "mass"}
+    assert set(found) >= {"quick"} | wanted
+    for name in wanted:
+        spec = found[name]
+        assert spec.figure_spec().id == name
+        assert spec.title
+        assert {"none", *spec.figure_spec().conditions} <= {c.name for c in spec.conditions_in_order()}
+
+
+def test_quick_is_what_the_issue_says() -> None:
+    spec = load_study("quick")
+    assert (spec.model, spec.data, spec.prompt, spec.layers, spec.heads) == ("smollm2", "bundled", "raw", "all", "all")
+    assert spec.conditions_in_order() == [
+        Condition("none", "none"),
+        Condition("mless", "repeat", " /", 55),
+        Condition("mful", "repeat", " he", 55),
+        Condition("random", "text", None, 55),
+    ]
+
+
+# ---- --set -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("length=30", "length", 30),
+        ("data=arithmetic:2:9", "data", "arithmetic:2:9"),
+        ('data="bundled"', "data", "bundled"),
+        ("filler= #", "filler", " #"),
+        ('filler=" #"', "filler", " #"),
+        ("filler=0", "filler", "0"),
+        ("layers=1", "layers", "1"),
+        ("layers=1-3,7", "layers", "1-3,7"),
+        ("heads=2", "heads", "2"),
+        ("limit=4", "limit", 4),
+        ("trust_remote_code=true", "trust_remote_code", True),
+        ('conditions=["none", "random"]', "conditions", ["none", "random"]),
+        ("conditions=none, random", "conditions", ["none", "random"]),
+        ("prompt=chat", "prompt", "chat"),
+        ("question_field=true", "question_field", "true"),
+        ("system=", "system", ""),
+        ("system=a = b", "system", "a = b"),
+    ],
+)
+def test_set_reads_toml_and_bare_words(text: str, field: str, value: object) -> None:
+    assert getattr(load_study("quick", {}, [text]), field) == value
+
+
+def test_set_reaches_into_tables_and_wins_over_options() -> None:
+    spec = load_study("quick", {"length": 10}, ["length=30", "margins.drop=0.9", "margins.same=[0.8, 1.2]"])
+    assert spec.length == 30
+    assert spec.margins_of() == Margins(0.9, 1.05, (0.8, 1.2))
+    spec = load_study("fig15", {"figure.heads": "3"}, ["figure.heads=2"])
+    assert spec.figure is not None
+    assert (spec.figure.heads, len(spec.figure.panels)) == ("2", 3)  # the rest of the table stays
+    spec = load_study("quick", {}, ["condition.hash.filler= #", "condition.hash.length=7", "conditions=none,hash"])
+    assert spec.conditions_in_order()[1] == Condition("hash", "repeat", " #", 7)
+
+
+@pytest.mark.parametrize("text", ["length", "=3", " = 3"])
+def test_set_needs_a_key_and_a_value(text: str) -> None:
+    assert refusal("quick", text) == f"--set takes key=value, as --set length=30; got {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("lenght=3", "has no field 'lenght' (did you mean 'length'?); its fields are: name, title, model"),
+        ("zzz=3", "has no field 'zzz'; its fields are: name, title"),
+        ("margins.drp=0.9", "no field 'margins.drp' (did you mean 'margins.drop'?); its fields are: margins.drop, "),
+        ("condition.x.fillr=a", "no field 'condition.x.fillr' (did you mean 'condition.x.filler'?)"),
+        ("length=long", "field 'length': input should be a valid integer"),
+        ("length=0", "field 'length': input should be greater than or equal to 1, got 0"),
+        ("limit=0", "field 'limit': input should be greater than or equal to 1, got 0"),
+        ("seed=-1", "field 'seed': input should be greater than or equal to 0, got -1"),
+        ("flips=99", "field 'flips': input should be greater than or equal to 100000, got 99"),
+        ("placement=middle", "'before-system', 'before-question', 'end' or 'anywhere', got 'middle'"),
+        ("prompt=tchat", "input should be 'auto', 'chat' or 'raw', got 'tchat'"),
+        ("dtype=int8", "input should be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'"),
+        ("conditions=7", "field 'conditions': input should be a valid list, got 7"),
+        ("figure.heads=2", "study 'quick' is for no figure; `mless studies` shows which are"),
+    ],
+)
+def test_faults_name_the_field_and_the_way_out(text: str, why: str) -> None:
+    assert why in refusal("quick", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("margins.drop=1.5", "margin drop must lie above 0 and not above 1"),
+        ("margins.rise=0.5", "margin rise must be finite and at least 1"),
+        ("margins.rise=inf", "margin rise must be finite"),
+        ("margins.same=[1.2, 1.3]", "margin same must be two finite shares around 1"),
+    ],
+)
+def test_margins_out_of_range(text: str, why: str) -> None:
+    with pytest.raises(BadStudy, match=why):
+        load_study("quick", {}, [text]).margins_of()
+
+
+# ---- conditions --------------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_studies_and_conditions() -> None:
+    message = refusal("figg9")
+    assert message.startswith("no study 'figg9' (did you mean 'fig9'?); there are: quick, ")
+    assert message.endswith(", or give a .toml file")
+    assert "no study '../quick' (did you mean 'quick'?)" in refusal("../quick")
+    assert "no study file 'nowhere.toml'; `mless studies` lists" in refusal("nowhere.toml")
+    assert refusal(conditions="none,mles").startswith(
+        "no condition 'mles' (did you mean 'mless'?); there are: none, mless, mful, random, and those a study declares"
+    )
+
+
+def test_none_is_always_measured_and_comes_first() -> None:
+    for asked in ("mless", "mless,none", "mless,none,mless"):
+        names = [c.name for c in load_study("quick", {"conditions": asked}).conditions_in_order()]
+        assert names == ["none", "mless"]
+    assert [c.name for c in load_study("quick", {"conditions": []}).conditions_in_order()] == ["none"]
+
+
+def test_a_study_of_ones_own(own: Any) -> None:
+    path = own(
+        'title = "Mine"\nlayers = 2\nlength = 9\nconditions = ["none", "hash", "late"]\n'
+        '[condition.hash]\nfiller = " #"\n[condition.late]\nkind = "text"\nlength = 4\nplacement = "end"\n'
+    )
+    spec = load_study(path)
+    assert (spec.name, spec.title, spec.layers) == ("own", "Mine", "2")
+    assert spec.conditions_in_order()[1:] == [
+        Condition("hash", "repeat", " #", 9),
+        Condition("late", "text", None, 4, "end"),
+    ]
+    changed = load_study(path, {}, ["condition.hash.length=3"]).conditions_in_order()[1]
+    assert changed == Condition("hash", "repeat", " #", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("layers = ", "is no valid TOML: "),
+        ("lenght = 3", "has no field 'lenght' (did you mean 'length'?)"),
+        ('conditions = ["none", "x"]\n[condition.x]\nlength = 3', "condition 'x' repeats a filler, but none is given"),
+        ('conditions = ["x"]\n[condition.x]\nkind = "noun"', "input should be 'none', 'repeat' or 'text', got 'noun'"),
+        ('conditions = ["x"]\n[condition.x]\nkind = "none"\nlength = 3', "inserts nothing"),
+        ('[condition.none]\nfiller = " /"', "[condition.none] cannot change it; give yours another name"),
+        ('conditions = ["a b"]\n[condition."a b"]\nfiller = " /"', "condition name 'a b' becomes part of file names"),
+    ],
+)
+def test_faults_of_a_study_of_ones_own(own: Any, text: str, why: str) -> None:
+    assert why in refusal(own(text))
+
+
+def test_a_study_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_bytes(b'title = "\xe9"')
+    assert "is not UTF-8 text; save it as UTF-8" in refusal(str(tmp_path / "s.toml"))
+    (tmp_path / "d.toml").mkdir()
+    assert "cannot be read: Is a directory" in refusal(str(tmp_path / "d.toml"))
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_figure_the_model_cannot_show_is_refused_before_the_run() -> None:
+    with pytest.raises(
+        BadStudy, match=r"fig15 shows head 17, but this model's heads are 1 to 9 .*--heads most-shifted:3"
+    ):
+        load_study("fig15").check_figure(30, 9)
+    load_study("fig15").check_figure(30, 28)
+    with pytest.raises(BadStudy, match="no head 10: this model's heads are 1 to 9"):
+        load_study("fig15", {"figure.heads": "10"}).check_figure(30, 9)
+    load_study("fig15", {"figure.heads": "most-shifted:3"}).check_figure(30, 9)
+    with pytest.raises(BadStudy, match="fig9 shows layer 2, but this model's layers are 1 to 1; choose with --layers"):
+        load_study("fig9", {"figure.heads": "1"}).check_figure(1, 9)
+    with pytest.raises(BadStudy, match="no layer 31: this model's layers are 1 to 30"):
+        load_study("fig9", {"figure.layers": "31"}).check_figure(30, 32)
+    for kind in ("map", "retained", "mass"):
+        with pytest.raises(BadStudy, match=f"{kind} shows every head; leave --heads out"):
+            load_study(kind, {"figure.heads": "1"}).check_figure(30, 9)
+
+
+def test_layers_asked_for_replace_the_published_ones() -> None:
+    panels = load_study("fig9", {"figure.layers": "2-3"}).figure_spec().panels
+    assert [(p.layer, p.head) for p in panels] == [(2, 22), (3, 22)]
+    panels = load_study("fig15", {"figure.layers": "4"}).figure_spec().panels
+    assert [(p.layer, p.head) for p in panels] == [(4, 17), (4, 26), (4, 28)]
+    with pytest.raises(BadStudy, match="fig15 shows one layer, got --layers 1-2; give one number"):
+        load_study("fig15", {"figure.layers": "1-2"}).figure_spec()
+    with pytest.raises(BadStudy, match="name them, as --layers 1-3"):
+        load_study("fig9", {"figure.layers": "all"}).figure_spec()
+    assert load_study("mass", {"figure.layers": "3"}).single_layer() == 3
+    with pytest.raises(BadStudy, match="mass shows one layer, got --layers 1-3; give one number"):
+        load_study("mass", {"figure.layers": "1-3"}).single_layer()
+
+
+def test_each_model_gets_the_panels_it_stands_for() -> None:
+    spec = load_study("fig2")
+    published = spec.published_models()
+    assert [m.rsplit("/")[-1] for m in published] == ["Qwen2.5-Math-7B", "Llama-3.1-8B-Instruct", "gemma-3-4b-it"]
+    heads = [spec.for_model(f"mine-{n}", n, 3).figure_spec().panels[0].head for n in range(3)]
+    assert heads == [22, 27, 3]
+    assert spec.for_model(published[2], 0, 1).figure_spec().panels[0].head == 3
+
+
+# ---- folders and commands ----------------------------------------------------------------------------------------------------
+
+
+def test_changed_fields_get_a_folder_of_their_own(own: Any) -> None:
+    plain = default_folder(load_study("quick"), "SmolLM2 135M")
+    assert plain == Path("results/quick-SmolLM2-135M")
+    shorter, same = load_study("quick", {"limit": 4}), load_study("quick", {"limit": 4, "title": "other"})
+    assert default_folder(shorter, "m") == default_folder(same, "m") != default_folder(load_study("quick"), "m")
+    assert default_folder(load_study("quick", {"limit": 5}), "m") != default_folder(shorter, "m")
+    path = own("length = 9")
+    assert default_folder(load_study(path), "m") == Path("results/own-m")
+    assert default_folder(load_study(path, {"limit": 4}), "m") != Path("results/own-m")
+
+
+fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "filler": st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6),
+        "system": st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12),
+        "layers": st.sampled_from(["1", "1-3,7", "all"]),
+        "limit": st.integers(1, 99),
+        "conditions": st.lists(st.sampled_from(["none", "mless", "mful", "random"]), max_size=3),
+        "margins": st.fixed_dictionaries({"drop": st.floats(0.5, 1.0)}),
+        "condition": st.just({"hash": {"filler": " #", "length": 3}}),
+        "trust_remote_code": st.booleans(),
+        "seed": st.integers(0, 2**40),
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(fields)
+def test_the_command_to_run_it_again_gives_the_same_study(changes: dict[str, Any]) -> None:
+    spec = load_study("quick", changes)
+    words = rerun_command(spec, Path("out"))
+    assert shlex.split(shlex.join(words)) == words
+    assert words[:5] == ["mless", "run", "quick", "--out", "out"]
+    sets = words[6::2]
+    assert words[5::2] == ["--set"] * len(sets)
+    assert load_study("quick", {}, sets) == spec
+
+
+def test_the_command_names_a_study_of_ones_own_by_its_file(own: Any) -> None:
+    path = own("length = 9")
+    assert rerun_command(load_study(path, {"limit": 2}), Path("o")) == [
+        "mless", "run", path, "--out", "o", "--set", "limit=2",
+    ]  # fmt: skip
+
+
+def test_a_spec_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_study("quick").length = 3
+    assert isinstance(load_study("quick"), StudySpec)
