@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import FAMILIES, prompt_of, tiny
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference
-from mless.proofs import prove
 from mless.values import Prompt, Span
+from tiny import FAMILIES, prompt_of, tiny
 
 PROMPTS = [
     prompt_of(("start", 1), ("system", 6), ("filler", 9), ("question", 14), ("end", 3), seed=1),
@@ -150,9 +149,10 @@ def test_the_instrument_comes_off_also_after_an_exception():
     names = set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
     tokens = torch.tensor([PROMPTS[0].token_ids])
     before = model.model(input_ids=tokens).last_hidden_state
+    model.model.layers[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
     with pytest.raises(RuntimeError, match="in the middle"), capturing(model.model, layers=[1]):
         model.model(input_ids=tokens, use_cache=False)
-        raise RuntimeError("in the middle")
+    model.model.layers[1]._forward_pre_hooks.clear()
     assert model.model.config._attn_implementation == "sdpa"
     assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == names
     assert torch.equal(model.model(input_ids=tokens).last_hidden_state, before)
@@ -199,12 +199,13 @@ def test_what_is_not_understood_is_refused_by_name():
     tokens = torch.tensor([PROMPTS[0].token_ids])
     with capturing(model.model, layers=[1]), pytest.raises(UnsupportedArchitecture, match="'colour'"):
         model.model(input_ids=tokens, use_cache=False, colour="blue")
+    cache = model.model(input_ids=tokens, use_cache=True).past_key_values
     with capturing(model.model, layers=[1]), pytest.raises(UnsupportedArchitecture, match="use_cache=False"):
-        cache = model.model(input_ids=tokens, use_cache=True).past_key_values
         model.model(input_ids=tokens[:, :1], past_key_values=cache)
-    with capturing(model.model, layers=[1]) as recorder, pytest.raises(BadPrompt, match="announced"):
+    with capturing(model.model, layers=[1]) as recorder:
         recorder.expect(torch.ones(1, 2, 4, dtype=torch.bool), torch.zeros(1, 4, dtype=torch.long))
-        model.model(input_ids=tokens, use_cache=False)
+        with pytest.raises(BadPrompt, match="announced"):
+            model.model(input_ids=tokens, use_cache=False)
 
 
 def test_a_model_outside_the_registry_is_refused_by_name():
@@ -244,7 +245,7 @@ def test_ranges_are_named():
     with pytest.raises(BadStudy, match="no head 5: this model's heads are 1 to 4"):
         list(received(model, PROMPTS[:1], heads=[5]))
     long = prompt_of(("question", 300))
-    with pytest.raises(BadPrompt, match="300 tokens.*takes 256"):
+    with pytest.raises(BadPrompt, match=r"300 tokens.*takes 256"):
         list(received(model, [long]))
 
 
@@ -297,13 +298,6 @@ def test_the_embedded_model_equals_the_reference(embedded):
         np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
         np.testing.assert_allclose(a.received, c.received, atol=1e-5)
         np.testing.assert_allclose(a.mass.sum(-1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_proofs_hold_for_each_family(family):
-    result = prove(tiny(family), PROMPTS[0], [1, 2, 3])
-    assert result["received"] < 1e-4
-    assert result["causality"] < 1e-4
 
 
 def test_heads_that_see_different_keys_are_refused():

@@ -124,6 +124,8 @@ class Recorder:
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
+    #: Told of every attention call as the model makes it (layer, module, q, k, v, mask, keywords); the proofs watch with it.
+    witness: Callable[..., None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     _sets: Tensor | None = None
@@ -233,6 +235,9 @@ def capturing(
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         mask, bias = _mask_of(attention_mask, module, query, key)
         score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
+        if recorder.witness is not None:
+            given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
+            recorder.witness(layer, module, query, key, value, mask, {k: v for k, v in given.items() if v is not None})
         recorder(layer, query, key, mask, score)
         if softcap is not None or s_aux is not None or bias is not None:
             return _own_forward(query, key, value, mask, score), None

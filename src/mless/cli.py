@@ -24,7 +24,6 @@ app = typer.Typer(
     name="mless",
     help="Measure what inserted filler tokens do to a language model's attention.",
     epilog=_EPILOG,
-    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -69,21 +68,19 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="Result folder (un
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
 
 
-def _version(show: bool) -> None:
+def _version(show: bool) -> bool:
     if show:
         typer.echo(f"mless {__version__}")
         raise typer.Exit
+    return show
 
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+) -> None: ...
 
 
 def _changes(**options: Any) -> dict[str, Any]:
@@ -382,7 +379,7 @@ def _print_verdict(lines: list[str], note: str = "") -> None:
 def main() -> None:
     """Entry point: a fault of the user's is one line and exit code 2."""
     try:
-        left_with = app(standalone_mode=False)
+        left_with = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except MlessError as fault:
         _fail(str(fault), 2)
     except (KeyboardInterrupt, typer.Abort):

@@ -107,7 +107,7 @@ def test_bf16_inputs_are_summed_in_fp32():
         "n_spans": 1,
     }
     ours, truth = streaming.received(q, k, **arguments), reference.received(q, k, **arguments)
-    assert float(((ours.received - truth.received).norm() / truth.received.norm())) < 1e-6
+    assert float((ours.received - truth.received).norm() / truth.received.norm()) < 1e-6
 
 
 def test_never_more_than_a_block_of_rows():

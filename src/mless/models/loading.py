@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -121,7 +122,7 @@ def describe(
 
 
 def load(
-    name: str,
+    name: str | Description,
     *,
     layers: Sequence[int] | int | None = None,
     tokenizer: str | None = None,
@@ -130,12 +131,12 @@ def load(
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> LoadedModel:
-    """Load `name` up to its last asked layer (all by default).
+    """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 
     `layers` are numbered from 1. `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
     that, and bfloat16 on a GPU.
     """
-    described = describe(name, trust_remote_code=trust_remote_code, say=say)
+    described = name if isinstance(name, Description) else describe(name, trust_remote_code=trust_remote_code, say=say)
     source, config = described.source, described.config
     asked = [layers] if isinstance(layers, int) else list(layers or [described.layers])
     for layer in asked:
@@ -146,7 +147,7 @@ def load(
     tokens = load_tokenizer(source, tokenizer, config, trust_remote_code=trust_remote_code)
     model = _load_layers(described, count, dtype, place, trust_remote_code)
     return LoadedModel(
-        name=name,
+        name=source.name,
         label=source.label,
         family=described.family,
         model=model,
@@ -264,7 +265,7 @@ def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
 
 
 def _load_layers(described: Description, count: int, dtype: str, device: torch.device, trust_remote_code: bool) -> Any:
-    source, config = described.source, described.config
+    source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
     wanted = _wanted(weight_map, count, described.layers)
     kept = _dtype(dtype, device, source, wanted)

@@ -108,7 +108,7 @@ def _compute(
     first = "layer 1" if max(layers) == 1 else f"layers 1–{max(layers)}"
     told.say(f"loading {described.source.label}, {first} of {described.layers}")
     model = load(
-        spec.model,
+        described,
         layers=layers,
         tokenizer=spec.tokenizer,
         dtype=spec.dtype,

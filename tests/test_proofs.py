@@ -1,0 +1,68 @@
+"""The proofs hold where the instrument is right, and fail by name where it, or the model, is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mless import capture
+from mless.errors import ProofFailed
+from mless.kernels import streaming
+from mless.proofs import prove
+from tiny import FAMILIES, prompt_of, tiny
+
+PROMPT = prompt_of(("start", 1), ("system", 6), ("filler", 9), ("question", 30), seed=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_they_hold_for_each_family(family, dtype):
+    result = prove(tiny(family, dtype=dtype), PROMPT, [1, 2, 3])
+    assert result["received"] < 1e-4
+    assert result["causality"] < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_they_hold_for_the_embedded_model(dtype):
+    import mless
+
+    model = mless.load("smollm2", layers=6, dtype=dtype)
+    (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
+    assert prove(model, prompt, range(1, 7))["received"] < 1e-4
+
+
+def test_a_wrong_kernel_is_found_out():
+    def a_little_off(*args, **kwargs):
+        sums = streaming.received(*args, **kwargs)
+        sums.received[:, :, -1] *= 1.01
+        return sums
+
+    with pytest.raises(ProofFailed, match=r"L1H4: received attention differs from eager"):
+        prove(tiny("llama"), PROMPT, [1], kernel=a_little_off)
+
+
+def test_a_mask_that_loses_a_window_is_found_out(monkeypatch):
+    """Eager sees the mask as given; a model whose attention ignores it would disagree with its own forward."""
+    model = tiny("mistral")
+    monkeypatch.setattr(capture, "_sdpa_forward", lambda module, q, k, v, mask, scale: capture.sdpa_attention_forward(
+        module, q, k, v, None, scaling=scale, is_causal=True)[0])  # fmt: skip
+    with pytest.raises(ProofFailed, match="changes the model's hidden states"):
+        prove(model, PROMPT, [1])
+
+
+def test_a_model_that_looks_ahead_is_found_out(monkeypatch):
+    model = tiny("llama")
+    norm = model.model.norm
+    model.model.norm = torch.nn.Module()
+    model.model.norm.forward = lambda x: norm(x) + x.mean(1, keepdim=True)  # every token sees the mean of all
+    with pytest.raises(ProofFailed, match="looks ahead"):
+        prove(model, PROMPT, [1])
+
+
+def test_a_model_that_is_not_given_back_is_found_out():
+    model = tiny("llama")
+    calls = iter(range(100))
+    inner = model.model.norm.forward
+    model.model.norm.forward = lambda x: inner(x) + 1e-6 * next(calls)
+    with pytest.raises(ProofFailed, match="did not give back"):
+        prove(model, PROMPT, [1])
