@@ -449,7 +449,10 @@ def test_one_item_gives_shares_without_intervals(tiny: Path, tmp_path: Path) -> 
     rows = pl.read_parquet(tmp_path / "r" / "retained.parquet")
     assert rows["retained"].null_count() == 0
     assert rows["lo"].null_count() == rows["p"].null_count() == rows.height
-    assert "layer 1 undecided" in verdict_lines(tmp_path / "r")[1]
+    lines = verdict_lines(tmp_path / "r")
+    assert lines[0].startswith("tiny, 1 item of bundled")
+    assert "layer 1 undecided" in lines[1]
+    assert lines[-1].startswith("An interval and a test take at least 2 items whose share is defined")
 
 
 def test_only_none_is_a_study_too(tiny: Path, tmp_path: Path) -> None:

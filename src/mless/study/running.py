@@ -282,6 +282,8 @@ def _identity(spec: StudySpec, described: Description, model: str, items: Sequen
 def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
     old = stored.get("identity", {})
     different = sorted(key for key in {*old, *identity} if old.get(key) != identity.get(key))
+    if "layers" in different and "model's weights" in different:
+        different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
     if different:
         study = stored.get("study", {}).get("name", "unknown")
         raise BadFolder(

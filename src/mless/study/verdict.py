@@ -24,7 +24,7 @@ def verdict_lines(path: Path) -> list[str]:
     conditions: dict[str, dict[str, Any]] = about["conditions"]
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
     lines = [
-        f"{about['model']['label']}, {len(about['items'])} items of {about['task']}, {about['prompt']} prompts; "
+        f"{about['model']['label']}, {len(about['items'])} item{'s' if len(about['items']) != 1 else ''} of {about['task']}, {about['prompt']} prompts; "
         "retained share = attention the question's tokens receive with filler over without"
     ]
     for name, mine in by_condition.items():
@@ -98,6 +98,8 @@ def _claim(rows: list[dict[str, Any]]) -> str:
 def _limits(rows: list[dict[str, Any]], by_condition: dict[str, list[dict[str, Any]]]) -> list[str]:
     family = max((sum(row["head"] > 0 for row in mine) for mine in by_condition.values()), default=0)
     items = max((row["n_items"] for row in rows), default=0)
+    if family and items < 2:
+        return ["An interval and a test take at least 2 items whose share is defined; here nothing can be decided."]
     if family and not can_reject(items, family):
         return [
             f"{items} items are too few for the sign-flip test ever to reject after Holm over {family} rows "
