@@ -9,6 +9,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A place of its own that outlives a test run: converting the embedded model takes half a minute.
 os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" / "mless-test-cache"))
 

@@ -108,7 +108,7 @@ def _check(
     for kind in formats:
         if kind not in FORMATS:
             raise BadStudy(f"no figure format {kind!r}; there are: {', '.join(FORMATS)}")
-    takes: dict[str, tuple[str, ...]] = {"map": (), "retained": (), "mass": ("--layer",)}
-    for option, value in (("--layer", layer), ("--heads", heads), ("--item", item)):
-        if value is not None and option not in takes.get(spec.kind, ("--layer", "--heads", "--item")):
+    takes: dict[str, tuple[str, ...]] = {"map": (), "retained": (), "mass": ("--layers",)}
+    for option, value in (("--layers", layer), ("--heads", heads), ("--item", item)):
+        if value is not None and option not in takes.get(spec.kind, ("--layers", "--heads", "--item")):
             raise BadStudy(f"figure {spec.id} takes no {option}: a {spec.kind} picture shows all of them; leave it out")

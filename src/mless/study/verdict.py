@@ -28,11 +28,18 @@ def verdict_lines(path: Path) -> list[str]:
         "retained share = attention the question's tokens receive with filler over without"
     ]
     for name, mine in by_condition.items():
-        lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(name, mine, by_condition)}")
+        yardstick = by_condition["random"] if _comparable(name, conditions) else []
+        lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(mine, yardstick)}")
     if "mless" in by_condition:
         lines.append(_claim(by_condition["mless"]))
     lines += _limits(rows, by_condition)
     return lines
+
+
+def _comparable(name: str, conditions: dict[str, dict[str, Any]]) -> bool:
+    """Whether `random` is a yardstick for a condition: natural text of the same length in the same place."""
+    mine, text = conditions[name], conditions.get("random")
+    return text is not None and name != "random" and all(mine[key] == text[key] for key in ("length", "placement"))
 
 
 def _describe(condition: dict[str, Any]) -> str:
@@ -46,10 +53,10 @@ def _describe(condition: dict[str, Any]) -> str:
     return f"{what}, {condition['placement']}"
 
 
-def _sentence(name: str, rows: list[dict[str, Any]], all_rows: dict[str, list[dict[str, Any]]]) -> str:
+def _sentence(rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> str:
     layers = {row["layer"]: row for row in rows if row["head"] == 0}
     first = min(layers)
-    parts = [_layer_in_full(layers[first], rows, all_rows if name != "random" else {})]
+    parts = [_layer_in_full(layers[first], rows, yardstick)]
     for verdict in VERDICTS:
         named = [layer for layer, row in layers.items() if layer != first and row["verdict"] == verdict]
         if named:
@@ -63,11 +70,11 @@ def _sentence(name: str, rows: list[dict[str, Any]], all_rows: dict[str, list[di
     return "; ".join(parts)
 
 
-def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], all_rows: dict[str, list[dict[str, Any]]]) -> str:
+def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> str:
     heads = [other for other in rows if other["layer"] == row["layer"] and other["head"] > 0]
     same = sum(other["verdict"] == row["verdict"] for other in heads)
     yardsticks = [f"uniform dilution {row['uniform']:.2f}"] if row["uniform"] is not None else []
-    for other in all_rows.get("random", []):
+    for other in yardstick:
         if other["layer"] == row["layer"] and other["head"] == 0 and other["retained"] is not None:
             yardsticks.append(f"random text {other['retained']:.2f}")
     if row["retained"] is None:
