@@ -28,7 +28,7 @@ test-install: .venv/.test-installed
 # torch first and by itself: a looser request would replace it with another build.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing pinned dependencies into .venv (first time only, some minutes)"
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) $(TORCH)
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt $(TORCH)
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e .
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps $(EMBEDDED)
 	@touch $@

@@ -249,9 +249,22 @@ def test_ranges_are_named():
         list(received(model, [long]))
 
 
+def our_matrices(model, prompt: Prompt) -> dict[int, torch.Tensor]:
+    """Every layer's attention matrix, by the reference from the queries, keys and masks that the instrument sees."""
+    found: dict[int, torch.Tensor] = {}
+
+    def witness(layer, module, q, k, v, mask, given, out):
+        found[layer] = reference.probabilities(q, k, scale=given["scaling"], visible=mask)[0][0]
+
+    with capturing(model.model, layers=[1, 2]) as recorder, torch.inference_mode():
+        recorder.witness = witness
+        model.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False)
+    return found
+
+
 def ratio_spread(model, layer: int, without: Prompt, with_filler: Prompt) -> float:
     """How far P′/P is from constant over the question's keys, worst over heads and queries."""
-    p, p_filler = eager_matrices(model, without)[layer - 1], eager_matrices(model, with_filler)[layer - 1]
+    p, p_filler = our_matrices(model, without)[layer], our_matrices(model, with_filler)[layer]
     worst = 0.0
     pairs = list(zip(without.positions("question"), with_filler.positions("question"), strict=True))
     for at in range(4, len(pairs)):
@@ -311,3 +324,32 @@ def test_heads_that_see_different_keys_are_refused():
     mask[0, 1, 2, 0] = False
     with pytest.raises(UnsupportedArchitecture, match="see different keys"):
         _mask_of(mask, torch.nn.Identity(), q, k)
+
+
+def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding():
+    model = tiny("llama")
+    ids = torch.arange(1, 13).reshape(2, 6)
+    short = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    with capturing(model.model, layers=[1]) as recorder, torch.inference_mode():
+        model.model(input_ids=ids, attention_mask=short, use_cache=False)
+        assert recorder.sums[1].counts[:, 0].tolist() == [[1, 0, 0, 0, 0, 0], [5, 4, 3, 2, 1, 0]]
+        model.model(input_ids=ids, use_cache=False)
+        assert recorder.sums[1].counts[:, 0].tolist() == [[5, 4, 3, 2, 1, 0]] * 2
+        model.model(input_ids=ids[:1, :3], use_cache=False)
+        assert recorder.sums[1].counts[:, 0].tolist() == [[2, 1, 0]]
+        recorder.expect(torch.ones(1, 2, 3, dtype=torch.bool), torch.zeros(1, 3, dtype=torch.long))
+        model.model(input_ids=ids[:1, :3], use_cache=False)
+        with pytest.raises(BadPrompt, match=r"only one forward was announced; call expect\(\)"):
+            model.model(input_ids=ids[:1, :3], use_cache=False)
+
+
+def test_shares_are_taken_of_pairs_only():
+    from mless.study.direct import retained
+
+    model = tiny("llama")
+    one = list(received(model, [prompt_of(("system", 4), ("question", 9), seed=1, condition="none")], layers=[1]))
+    other = list(received(model, [prompt_of(("system", 4), ("filler", 5), ("question", 9), seed=2)], layers=[1]))
+    with pytest.raises(BadPrompt, match="do not hold the same original tokens"):
+        retained(one, other)
+    with pytest.raises(BadStudy, match="no layer or no head"):
+        list(received(model, PROMPTS[:1], heads=[]))

@@ -175,7 +175,7 @@ def test_nan_in_the_attention(command: Command, tmp_path: Path, question: str) -
     data = lines_of(tmp_path / "d.jsonl", json.dumps({"question": question}), json.dumps({"question": "a ~ b"}))
     # without --json the lines of a run under way come before the fault of a later item
     result = command("run", "quick", *small(model), "--data", data, "--out", tmp_path / "out", "--json")
-    refused(result, "attention is not finite", "L1H1", "--dtype float32, or check the checkpoint")
+    refused(result, "not finite", "--dtype float32, or check the checkpoint")
     assert not (tmp_path / "out").exists()
 
 
@@ -312,9 +312,43 @@ def test_a_figure_out_of_range_is_refused_before_the_run(command: Command, tmp_p
     )
     refused(command("figure", "fig15", "--model", "smollm2", "--format", "gif"), "'gif'", "png, svg, pdf")
     refused(command("figure", "fig15", "--model", "smollm2", "--queries", "all"), "'all'", "later, original")
-    refused(command("figure", "map", "--model", "smollm2", "--heads", "1"), "map shows every head; leave --heads out")
+    refused(command("figure", "map", "--model", "smollm2", "--heads", "1"), "figure map takes no --heads")
     refused(command("figure", "mass", "--model", "smollm2", "--layers", "1-3"), "mass shows one layer")
+    refused(command("figure", "map", "--model", "smollm2", "--item", "1"), "figure map takes no --item")
+    refused(command("figure", "attention", "--model", "smollm2", "--item", "99"), "no item '99' in bundled", "1 to 24")
+    refused(command("figure", "attention", "--model", "smollm2", "--format", ","), "no figure format given")
+    result = command("figure", "fig10", "--model", "smollm2", "--heads", "1", "--set", "conditions=none,mless")
+    refused(result, "fig10 shows 'mful', but would run none, mless only", "--set figure.conditions=none,mless")
+    several = ["--model", "smollm2", "--model", "smollm2", "--model", "no-such/model"]
+    refused(command("figure", "fig2", *several, "--heads", "1"), "'no-such/model' is not on this machine")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_that_cannot_be_written_are_refused_before_the_run(
+    command: Command, tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for out in ("file", "file/deeper", "/proc/none"):
+        result = command("figure", "attention", "--model", tiny, "--out", out)
+        refused(result, f"cannot write pictures to {out}", "choose another --out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_figures_folder_that_holds_another_study(command: Command, tiny: Path, stored: Path, tmp_path: Path) -> None:
+    shutil.copytree(stored, tmp_path / "results" / "attention-tiny")
+    result = command("figure", "attention", "--model", tiny)
+    refused(
+        result, "results/attention-tiny holds another study", "remove that folder, or run the study with: mless run attention --out DIR",
+        "mless figure attention DIR",
+    )  # fmt: skip
+
+
+def test_remote_code_is_typed_never_read(command: Command, tiny: Path, tmp_path: Path) -> None:
+    lines_of(tmp_path / "own.toml", "trust_remote_code = true")
+    for words in (["own.toml"], ["quick", "--set", "trust_remote_code=true"]):
+        result = command("run", *words, "--model", tiny, "--out", "out")
+        refused(result, "only the --trust-remote-code flag on the command line can do that")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.toml"]
 
 
 def test_a_published_model_that_is_not_here(command: Command, tmp_path: Path) -> None:
@@ -373,6 +407,24 @@ def test_figures_from_folders(command: Command, stored: Path, tmp_path: Path) ->
     assert (tmp_path / "p" / "fig9.png").read_bytes()[:4] == b"\x89PNG"
     refused(command("figure", "fig15", stored, "--heads", "7"), "no head 7", "1 to 4")
     refused(command("figure", "fig15", stored, "--heads", "1", "--item", "9"), "no item '9'", "1 to 3")
+
+
+def test_figures_of_a_layer_and_of_conditions_asked_for(command: Command, tiny: Path, tmp_path: Path) -> None:
+    words = ["--model", tiny, "--limit", "3", "--length", "5", "--format", "svg", "--out", "p"]
+    result = command("figure", "attention", *words, "--layers", "2")
+    assert result.code == 0, result.err
+    assert "Layer 2 Head" in (tmp_path / "p" / "attention.svg").read_text(encoding="utf-8")
+    result = command("figure", "mass", *words, "--set", "conditions=none,mless")
+    assert result.code == 0, result.err
+    assert ">Mful<" not in (tmp_path / "p" / "mass.svg").read_text(encoding="utf-8")
+
+
+def test_a_damaged_table_is_named(command: Command, stored: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(stored, other)
+    file = other / "retained.parquet"
+    file.write_bytes(file.read_bytes()[:-50])
+    refused(command("figure", "map", other), "retained.parquet cannot be read", "remove it and run the study again")
 
 
 def test_mass_of_another_layer_is_another_picture(command: Command, stored: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from mless.errors import BadFolder, BadStudy
-from mless.figures import draw, mass, retained_by_layer
+from mless.figures import check, draw
+from mless.study import load_study
 from mless.values import FigureSpec, Panel
 from synthetic import write_folder
 
@@ -115,6 +116,7 @@ def test_heads_picture(folder: Path, tmp_path: Path) -> None:
     assert found.count("Token Position") == 6
     assert "Mean of n = 12 items" in " ".join(found)
     assert "cut where fewer than 10 remain" in " ".join(found)
+    assert "n(t) = 12 down to 10 items" in " ".join(found)
 
 
 def test_layers_picture(folder: Path, tmp_path: Path) -> None:
@@ -139,6 +141,21 @@ def test_versus_picture_takes_one_folder_per_model(folder: Path, small: Path, tm
     assert "First token of Tiny left out" in " ".join(found)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)], ids=str)
+def test_three_models_in_any_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    spec = load_study("fig2").figure_spec()
+    labels = [panel.model.rsplit("/", 1)[-1] for panel in spec.panels]
+    folders = [write_folder(tmp_path / name, label=name, name=name, layers=1, heads=27, items=2) for name in labels]
+    shown = {text.replace("\n", " ") for text in svg(spec, [folders[i] for i in order], tmp_path)}
+    text = " ".join(sorted(shown))
+    [png] = draw(spec, [folders[i] for i in order], formats=["png"], out=tmp_path)
+    with Image.open(png) as image:
+        title = str(image.info["Title"])
+    heads = [f"{labels[i]} Layer 1 Head {(22, 27, 3)[i]}" for i in order]
+    assert title == "Received attention: " + "; ".join(heads)
+    assert all(label in text for label in labels)
+
+
 def test_one_folder_takes_the_panels_of_the_model_it_is(tmp_path: Path) -> None:
     llama = write_folder(tmp_path / "llama", label="meta-llama/llama-3.1-8b-instruct", layers=1, heads=4, items=2)
     other = write_folder(tmp_path / "other", label="Other", layers=1, heads=4, items=2)
@@ -154,12 +171,20 @@ def test_overviews_name_every_condition(spec: FigureSpec, folder: Path, tmp_path
     assert {"Mless", "Mful", "Random sentence"} <= set(found)
 
 
-def test_overview_functions(folder: Path, tmp_path: Path) -> None:
-    names = [*retained_by_layer(folder, out=tmp_path), *mass(folder, layer=2, out=tmp_path)]
-    assert [path.name for path in names] == ["retained.png", "retained.svg", "mass.png", "mass.svg"]
-    assert "uniform dilution" in texts(tmp_path / "retained.svg")
-    assert "SmolLM2-135M-Instruct Layer 2" in texts(tmp_path / "mass.svg")
-    assert "filler" in texts(tmp_path / "mass.svg")
+def test_yardstick_and_spans_are_named(folder: Path, tmp_path: Path) -> None:
+    assert "uniform dilution" in svg(SPECS[5], [folder], tmp_path)
+    assert {"SmolLM2-135M-Instruct Layer 2", "filler"} <= set(svg(SPECS[6], [folder], tmp_path, layer=2))
+
+
+@pytest.mark.parametrize("spec", SPECS[4:], ids=lambda spec: spec.kind)
+def test_overviews_show_the_conditions_that_were_run(spec: FigureSpec, folder: Path, tmp_path: Path) -> None:
+    part = write_folder(tmp_path / "r", layers=1, heads=3, items=2, conditions=("none", "mless"))
+    found = svg(spec, [part], tmp_path)
+    assert "Mless" in " ".join(found)
+    assert "Mful" not in " ".join(found)
+    assert "Mful" in " ".join(svg(spec, [part, folder], tmp_path))  # each folder shows what it holds
+    with pytest.raises(BadFolder, match=r"no condition 'mful', 'random' in this folder; it holds none, mless\."):
+        draw(FigureSpec(spec.id, spec.kind, (), ("mful", "random")), [part], out=tmp_path)
 
 
 def test_map_scales_to_80_layers_of_64_heads(tmp_path: Path) -> None:
@@ -188,6 +213,11 @@ def test_most_shifted_heads(folder: Path, tmp_path: Path) -> None:
 def test_heads_override_reaches_every_folder(folder: Path, small: Path, tmp_path: Path) -> None:
     found = svg(VERSUS, [folder, small], tmp_path, heads="2")
     assert {"SmolLM2-135M-Instruct Layer 1 Head 2", "Tiny Layer 1 Head 2"} <= set(found)
+
+
+@pytest.mark.parametrize("spec", SPECS[:4], ids=lambda spec: spec.kind)
+def test_every_kind_of_curve_says_how_many_items_it_is_made_of(spec: FigureSpec, folder: Path, tmp_path: Path) -> None:
+    assert "n(t) = 12 down to 10 items" in " ".join(svg(spec, [folder], tmp_path))
 
 
 def test_few_items_are_cut_below_half_and_said_so(small: Path, tmp_path: Path) -> None:
@@ -253,7 +283,7 @@ def test_published_heads_a_model_lacks(folder: Path, tmp_path: Path) -> None:
 
 
 def test_layer_not_captured(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadStudy, match=r"layer 7 was not captured .* holds layers 1; .*--layer"):
+    with pytest.raises(BadStudy, match=r"layer 7 was not captured .* holds layers 1; choose one of them with --layers"):
         draw(FigureSpec("f", "heads", panels("x", 1)), [small], layer=7, out=tmp_path)
 
 
@@ -274,6 +304,32 @@ def test_missing_condition_and_table(tmp_path: Path) -> None:
     (path / "units").mkdir()
     with pytest.raises(BadFolder, match=r"still under way or was interrupted"):
         draw(HEADS, [path], out=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "noise"])
+@pytest.mark.parametrize("table", ["attention", "prompts", "retained"])
+def test_damaged_tables_are_named(table: str, damage: str, tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=1, heads=2, items=4)
+    file = path / f"{table}.parquet"
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    else:  # the pages, while the footer that names them is whole
+        content[4 : len(content) // 2] = b"\xa5" * (len(content) // 2 - 4)
+    file.write_bytes(content)
+    spec = SPECS[4] if table == "retained" else FigureSpec("f", "heads", panels("x", 1))
+    with pytest.raises(BadFolder, match=rf"{table}\.parquet cannot be read \(.*\); remove it and run the study again"):
+        draw(spec, [path], out=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_to(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path / "file", tmp_path / "file" / "deeper", Path("/proc/none/here")):
+        for attempt in (lambda out=out: check(HEADS, out=out), lambda out=out: draw(HEADS, [folder], out=out)):
+            with pytest.raises(BadFolder, match=r"cannot write pictures to .*; choose another --out"):
+                attempt()
+    check(HEADS, out=tmp_path / "new" / "er")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_is_no_result_folder(tmp_path: Path) -> None:

@@ -416,3 +416,16 @@ def test_prompts_for_a_script(embedded: LoadedModel) -> None:
         direct_prompts(embedded, ["x"], "mless", lenght=5)
     with pytest.raises(BadStudy, match=r"no condition 'mles' .did you mean 'mless'"):
         direct_prompts(embedded, ["x"], "mles")
+
+
+def test_anywhere_leaves_the_templates_own_tokens_together(embedded: LoadedModel) -> None:
+    """Filler between ``<|im_start|>user`` and its line break would change the template, not the text."""
+    condition = Condition("w", "repeat", " /", 3, "anywhere")
+    for seed in range(60):
+        (prompt,) = build_prompts(
+            embedded.tokenizer, [Item("1", "How much is two and two?")], condition, kind="chat", seed=seed
+        )
+        (filler,) = [span for span in prompt.spans if span.name == "filler"]
+        beside = [prompt.token_ids[filler.start - 1], prompt.token_ids[filler.stop]]
+        shown = [embedded.tokenizer.decode([token]) for token in beside]
+        assert all(piece in SYSTEM_TEXT or piece in "How much is two and two?" for piece in shown), shown

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mless import capture
-from mless.errors import ProofFailed
+from mless.errors import BadAttention, ProofFailed
 from mless.kernels import streaming
 from mless.proofs import prove
 from tiny import FAMILIES, prompt_of, tiny
@@ -46,8 +46,38 @@ def test_a_mask_that_loses_a_window_is_found_out(monkeypatch):
     model = tiny("mistral")
     monkeypatch.setattr(capture, "_sdpa_forward", lambda module, q, k, v, mask, scale: capture.sdpa_attention_forward(
         module, q, k, v, None, scaling=scale, is_causal=True)[0])  # fmt: skip
-    with pytest.raises(ProofFailed, match="changes the model's hidden states"):
+    with pytest.raises(ProofFailed, match=r"layer 1: its attention output differs from eager's"):
         prove(model, PROMPT, [1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, monkeypatch):
+    """One token's hidden state is far larger than the rest in a real model; a check against the largest would see nothing."""
+    import mless
+
+    model = mless.load("smollm2", layers=6, dtype=dtype)
+    (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
+    honest, calls = capture._sdpa_forward, iter(range(1000))
+
+    def lazy(*arguments):
+        out = honest(*arguments)
+        return out * 0 if next(calls) % 6 == 5 else out
+
+    monkeypatch.setattr(capture, "_sdpa_forward", lazy)
+    with pytest.raises(ProofFailed, match="layer 6: its attention output differs"):
+        prove(model, prompt, [6])
+
+
+def test_nan_outside_attention_is_no_defect_of_the_instrument():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(BadAttention, match=r"not finite.*--dtype float32"):
+        prove(model, PROMPT, [1])
+
+
+def test_a_one_token_prompt_can_be_proved():
+    assert prove(tiny("llama"), prompt_of(("question", 1)), [1, 2])["causality"] == 0
 
 
 def test_a_model_that_looks_ahead_is_found_out(monkeypatch):

@@ -124,20 +124,35 @@ class Recorder:
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
-    #: Told of every attention call as the model makes it (layer, module, q, k, v, mask, keywords); the proofs watch with it.
+    #: Told of every recorded attention call once it is done: layer, module, q, k, v, mask, keywords, output. The proofs watch with it.
     witness: Callable[..., None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
-    _sets: Tensor | None = None
-    _spans: Tensor | None = None
+    _announced: tuple[Tensor, Tensor] | None = None
     _even: tuple[object, kernels.Sums] | None = None
 
     def expect(self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"]) -> None:
-        """Name the query sets and the spans of the batch that the next forward runs."""
+        """Name the query sets and the spans of the batch that the next forward runs.
+
+        Without it every real token is an original one and there is a single span.
+        """
         self.sums.clear()
         self.uniform.clear()
         self._even = None
-        self._sets, self._spans = sets, spans
+        self._announced = (sets, spans)
+
+    def _sets_and_spans(self, mask: LazyMask | _GivenMask, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+        if self._announced is not None:
+            sets, spans = self._announced
+            if tuple(sets.shape[::2]) != (rows, tokens):
+                raise BadPrompt(
+                    f"the forward ran {rows} rows of {tokens} tokens, but {sets.shape[0]} rows of {sets.shape[2]} were announced"
+                )
+            return sets, spans
+        # A real token sees itself, padding sees nothing or is seen by nobody.
+        blocks = [(first, min(first + _ROWS_AT_ONCE, tokens)) for first in range(0, tokens, _ROWS_AT_ONCE)]
+        real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
+        return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
 
     def __call__(
         self,
@@ -154,16 +169,9 @@ class Recorder:
                 f"layer {layer} attends from {q.shape[2]} queries to {k.shape[2]} keys; capture needs the whole prompt in one "
                 "forward: call the model with use_cache=False"
             )
-        if self._sets is None or self._spans is None:
-            seen = torch.stack([mask(i, i + 1)[:, 0, 0, i] for i in range(q.shape[2])], dim=1)
-            self.expect(seen[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(seen, dtype=torch.long))
-        assert self._sets is not None
-        assert self._spans is not None
-        sets, spans = self._sets.to(q.device), self._spans.to(q.device)
-        if tuple(sets.shape[::2]) != (q.shape[0], q.shape[2]):
-            raise BadPrompt(
-                f"the forward ran {q.shape[0]} rows of {q.shape[2]} tokens, but {sets.shape[0]} rows of {sets.shape[2]} were announced"
-            )
+        if self._announced is not None and layer in self.sums:
+            raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
+        sets, spans = (part.to(q.device) for part in self._sets_and_spans(mask, q.shape[0], q.shape[2]))
         common: dict[str, Any] = {"visible": mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         # Layers that see alike share one mask object, so the yardstick and the counts are computed once for all of them.
         if self._even is None or self._even[0] is not mask:
@@ -173,8 +181,9 @@ class Recorder:
         if self.heads is not None:
             q, k, score = _only(q, k, score, self.heads)
         sums = self.kernel(q, k, **common, **score)
-        if not bool(torch.isfinite(sums.received).all() & torch.isfinite(sums.mass).all()):
-            bad = int((~torch.isfinite(sums.received)).any(-1).any(0).any(0).nonzero()[0, 0])
+        finite = torch.isfinite(sums.received).all(-1).all(1) & torch.isfinite(sums.mass).all(-1)
+        if not bool(finite.all()):
+            bad = int((~finite).any(0).nonzero()[0, 0])
             head = self.heads[bad] if self.heads is not None else bad + 1
             raise BadAttention(
                 f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
@@ -235,13 +244,16 @@ def capturing(
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         mask, bias = _mask_of(attention_mask, module, query, key)
         score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
-        if recorder.witness is not None:
-            given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
-            recorder.witness(layer, module, query, key, value, mask, {k: v for k, v in given.items() if v is not None})
         recorder(layer, query, key, mask, score)
         if softcap is not None or s_aux is not None or bias is not None:
-            return _own_forward(query, key, value, mask, score), None
-        return _sdpa_forward(module, query, key, value, mask, scale), None
+            out = _own_forward(query, key, value, mask, score)
+        else:
+            out = _sdpa_forward(module, query, key, value, mask, scale)
+        if recorder.witness is not None and layer in recorder.layers:
+            given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
+            known = {name: what for name, what in given.items() if what is not None}
+            recorder.witness(layer, module, query, key, value, mask, known, out)
+        return out, None
 
     def mask(**arguments: Any) -> LazyMask:
         return LazyMask(arguments)
@@ -380,6 +392,8 @@ def received(
         if not 1 <= layer <= model.loaded_layers:
             raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
     which = list(heads) if heads is not None else list(range(1, model.heads + 1))
+    if not asked or not which:
+        raise BadStudy("no layer or no head was asked for; leave layers and heads out for all of them")
     for head in which:
         if not 1 <= head <= model.heads:
             raise BadStudy(f"no head {head}: this model's heads are 1 to {model.heads} (numbered from 1)")

@@ -6,15 +6,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from mless import __version__
-from mless.errors import BadStudy, MlessError
-from mless.values import QUERY_SETS
+from mless.errors import BadFolder, MlessError
+
+if TYPE_CHECKING:
+    from mless.study import StudySpec
 
 _EPILOG = (
     "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
@@ -85,7 +86,7 @@ def _root(
 
 
 def _changes(**options: Any) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None and value is not False}
+    return {key: value for key, value in options.items() if value is not None}
 
 
 class _Bar:
@@ -110,8 +111,8 @@ class _Bar:
         else:
             self._console.print(_plain(line), markup=False, soft_wrap=not self._console.is_terminal)
 
-    def release(self) -> None:
-        """The checks are passed: say what was held back, and hold back nothing more."""
+    def checked(self) -> None:
+        """Say what was held back, and hold back nothing more."""
         held, self._held = self._held or [], None
         for line in held:
             self.say(line)
@@ -126,7 +127,6 @@ class _Bar:
             TimeRemainingColumn,
         )
 
-        self.release()
         if self._bar is None:
             if time.monotonic() - self._began < 1 or done == total:
                 return
@@ -177,31 +177,27 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a study, or what is missing of it, and print its verdict."""
-    from mless.report import draw_standard, write_report
-    from mless.study import load_study, run_study, verdict_lines
+    from mless.report import publish, summary
+    from mless.study import load_study, run_study
 
     changes = _changes(
-        model=model, tokenizer=tokenizer, trust_remote_code=trust_remote_code, data=data, question_field=question_field, limit=limit,
-        prompt=prompt, conditions=conditions, filler=filler, length=length, placement=placement, layers=layers, heads=heads,
-        dtype=dtype, device=device, seed=seed,
+        model=model, tokenizer=tokenizer, data=data, question_field=question_field, limit=limit, prompt=prompt, conditions=conditions,
+        filler=filler, length=length, placement=placement, layers=layers, heads=heads, dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
     bar = _Bar(as_json)
     try:
-        outcome = run_study(load_study(study, changes, sets or ()), out, bar)
+        outcome = run_study(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
     finally:
         bar.stop()
-    bar.release()
-    lines = verdict_lines(outcome.folder)
-    page = outcome.folder / "report.html"
-    if outcome.computed or not page.exists():
-        bar.say("drawing")
-        draw_standard(outcome.folder)
-        write_report(outcome.folder, verdict=lines)
+    bar.checked()
+    page = publish(outcome.folder, fresh=outcome.computed > 0, say=bar.say)
+    told = summary(outcome.folder)
     if as_json:
-        typer.echo(json.dumps(_as_json(outcome.folder, lines, outcome.computed), ensure_ascii=False))
+        typer.echo(json.dumps(told | {"units_computed": outcome.computed}, ensure_ascii=False))
         return
     _print_verdict(
-        lines, "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed"
+        told["verdict"],
+        "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed",
     )
     typer.echo(f"\nreport: {_plain(str(page))}")
 
@@ -244,44 +240,26 @@ def figure(
     as_json: Json = False,
 ) -> None:
     """Draw a published figure, for the published models or for yours; runs what is not stored yet."""
-    from mless.figures import FORMATS, draw
+    from mless.figures import check, draw
     from mless.report import write_report
-    from mless.study import load_study, run_study, verdict_lines
+    from mless.study import load_study, verdict_lines
 
     changes = _changes(
-        tokenizer=tokenizer, trust_remote_code=trust_remote_code, data=data, question_field=question_field, limit=limit, prompt=prompt,
-        filler=filler, length=length, placement=placement, layers=layers, dtype=dtype, device=device, seed=seed,
+        tokenizer=tokenizer, data=data, question_field=question_field, limit=limit, prompt=prompt, filler=filler, length=length,
+        placement=placement, layers=layers, dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
     changes |= {f"figure.{key}": value for key, value in (("heads", heads), ("layers", layers)) if value is not None}
     spec = load_study(name, changes, sets or ())
-    figure_spec = spec.figure_spec()
-    wanted = [kind.strip() for kind in formats.split(",") if kind.strip()]
-    _one_of(wanted, FORMATS, "--format")
-    _one_of([queries], QUERY_SETS, "--queries")
+    shown = spec.figure_spec()
+    options: dict[str, Any] = {
+        "layer": spec.single_layer(), "heads": spec.figure.heads if spec.figure else None, "item": item, "queries": queries,
+        "formats": [kind.strip() for kind in formats.split(",") if kind.strip()], "out": out,
+    }  # fmt: skip
+    check(shown, **options)
     bar = _Bar(as_json)
-    used = list(folders or [])
-    if not used:
-        models = model or spec.published_models() or [spec.model]
-        try:
-            used = [
-                run_study(spec.for_model(one, n, len(models)), None, bar, for_figure=True).folder
-                for n, one in enumerate(models)
-            ]
-        except MlessError as fault:
-            if model:
-                raise
-            raise type(fault)(
-                f"{name} was published for {', '.join(models)}: {fault}; or draw it for a model you have: "
-                f"mless figure {name} --model smollm2 --heads most-shifted:3"
-            ) from None
-        finally:
-            bar.stop()
-    assert spec.figure is not None
-    written = draw(
-        figure_spec, used, layer=spec.single_layer(), heads=spec.figure.heads, item=item, queries=queries,  # pyright: ignore[reportArgumentType]
-        omit_first=omit_first, formats=wanted, out=out,
-    )  # fmt: skip
-    bar.release()
+    used = list(folders or []) or _run_for_figure(spec, model, item, bar, trust_remote_code=trust_remote_code)
+    written = draw(shown, used, omit_first=omit_first, **options)
+    bar.checked()
     lines = {str(folder): verdict_lines(folder) for folder in used}
     for folder in used if not folders else ():
         write_report(folder, verdict=lines[str(folder)])
@@ -297,6 +275,38 @@ def figure(
     typer.echo("")
     for path in written:
         typer.echo(f"figure: {_plain(str(path))}")
+
+
+def _run_for_figure(
+    spec: StudySpec, asked: list[str] | None, item: str | None, bar: _Bar, *, trust_remote_code: bool
+) -> list[Path]:
+    """The result folders of a figure's models; whatever can be found wrong with one is found before any is run."""
+    from mless.models import describe
+    from mless.study import run_study
+
+    models = asked or spec.published_models() or [spec.model]
+    specs = spec.for_models(models)
+    try:
+        if item is not None:
+            spec.check_item(item)
+        for one in specs if len(specs) > 1 else ():
+            described = describe(one.model, trust_remote_code=trust_remote_code, say=bar.say)
+            one.check_figure(described.layers, described.heads)
+        return [run_study(one, None, bar, for_figure=True, trust_remote_code=trust_remote_code).folder for one in specs]
+    except BadFolder as fault:
+        raise BadFolder(
+            f"{fault} (mless figure keeps its results under results/; remove that folder, or run the study with: mless run {spec.source} "
+            f"--out DIR and then mless figure {spec.source} DIR)"
+        ) from None
+    except MlessError as fault:
+        if asked or not spec.published_models():
+            raise
+        raise type(fault)(
+            f"{spec.name} was published for {', '.join(models)}: {fault}; or draw it for a model you have: "
+            f"mless figure {spec.source} --model smollm2 --heads most-shifted:3"
+        ) from None
+    finally:
+        bar.stop()
 
 
 @app.command(epilog=_EPILOG)
@@ -341,29 +351,6 @@ def models(
     width = max(map(len, content), default=0)
     for key, value in content.items():
         typer.echo(_plain(f"{key:<{width}}  {value}"))
-
-
-def _one_of(given: list[str], known: Sequence[str], option: str) -> None:
-    for one in given:
-        if one not in known:
-            raise BadStudy(f"{option}: there is no {one!r}; choose from {', '.join(known)}")
-    if not given:
-        raise BadStudy(f"{option} names nothing; choose from {', '.join(known)}")
-
-
-def _as_json(folder: Path, lines: list[str], computed: int) -> dict[str, Any]:
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(
-        folder / "retained.parquet", filters=[("queries", "==", "original"), ("head", "==", 0)]
-    ).to_pylist()
-    return {
-        "folder": str(folder),
-        "report": str(folder / "report.html"),
-        "units_computed": computed,
-        "verdict": lines,
-        "layers": rows,
-    }
 
 
 def _print_verdict(lines: list[str], note: str = "") -> None:

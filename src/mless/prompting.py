@@ -30,6 +30,8 @@ class Rendered:
     names: tuple[SpanName, ...]
     before_system: int
     before_question: int
+    #: Token boundaries strictly inside system text or question, the template's own tokens apart.
+    inside: tuple[int, ...]
 
 
 def resolve_kind(asked: str, tokenizer: Any, label: str) -> PromptKind:
@@ -71,7 +73,7 @@ def build_prompts(
 
 
 def _rng(seed: int, purpose: str, item: str) -> random.Random:
-    # A string seed is hashed with sha512 inside `random`, so the draw is the same in every process and version.
+    # A string seed is hashed with sha512 inside `random`, so the draw is the same in every process.
     return random.Random(f"{seed}/{purpose}/{item}")
 
 
@@ -107,8 +109,7 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         text = f"{system}\n{item.question}"
         system_at, system_end, question_at, question_end = 0, len(system), len(system) + 1, len(text)
     else:
-        text, system_at, question_at, question_end = _render_chat(tokenizer, item, system)
-        system_end = question_at
+        text, system_at, system_end, question_at, question_end = _render_chat(tokenizer, item, system)
     _refuse_surrogates(text, f"item {item.id!r}")
     # A chat template writes its own special tokens; raw text gets the tokenizer's.
     encoded = tokenizer(text, add_special_tokens=kind == "raw", return_offsets_mapping=True)
@@ -129,10 +130,18 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         )
     before_question = names.index("question")
     # Raw prompts carry a line break between the two texts; filler goes before it, as published, where that is a token boundary.
-    inside = [i for i, (first, last) in enumerate(extents) if last > first and first >= system_end]
-    before_question = min(before_question, inside[0]) if inside else before_question
+    if kind == "raw":
+        after = [i for i, (first, last) in enumerate(extents) if last > first and first >= system_end]
+        before_question = min(before_question, *after) if after else before_question
     before_system = names.index("system") if "system" in names else before_question
-    return Rendered(tuple(ids), tuple(names), before_system, before_question)
+    texts = ((system_at, system_end), (question_at, question_end))
+    inside = [
+        i
+        for i in range(1, len(extents))
+        for start, stop in texts
+        if start <= extents[i - 1][0] < extents[i - 1][1] <= extents[i][0] < extents[i][1] <= stop
+    ]
+    return Rendered(tuple(ids), tuple(names), before_system, before_question, tuple(inside))
 
 
 def _extents(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -159,8 +168,8 @@ def _settle_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) 
             names[i] = "end"
 
 
-def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int, int]:
-    """The rendered conversation, where its two texts begin, and where the question ends."""
+def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int, int, int]:
+    """The rendered conversation, and where each of its two texts begins and ends."""
     shape, folded = _shape(tokenizer)
     text = (_fold if folded else _converse)(tokenizer, system, item.question)
     head, rest = shape.split(_SYSTEM_MARK)
@@ -172,7 +181,7 @@ def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int
         for question in _trimmed(item.question):
             if text == head + shown_system + middle + question + tail:
                 question_at = len(head) + len(shown_system) + len(middle)
-                return text, len(head), question_at, question_at + len(question)
+                return text, len(head), len(head) + len(shown_system), question_at, question_at + len(question)
     raise BadPrompt(f"item {item.id!r}: the chat template changes the question's text; use --prompt raw")
 
 
@@ -274,14 +283,9 @@ def _insertion_point(rendered: Rendered, condition: Condition, rng: random.Rando
         return rendered.before_question
     if condition.placement == "end":
         return len(rendered.token_ids)
-    inner = [
-        i
-        for i in range(1, len(rendered.names))
-        if rendered.names[i] in ("system", "question") and rendered.names[i - 1] == rendered.names[i]
-    ]
-    if not inner:
+    if not rendered.inside:
         raise BadPrompt("no token boundary lies inside system text or question; use another placement")
-    return rng.choice(inner)
+    return rng.choice(rendered.inside)
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------

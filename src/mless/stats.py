@@ -324,7 +324,11 @@ class Margins:
             raise BadStudy(f"margin same must be two finite shares around 1, as (0.9, 1.1) are; got ({low}, {high})")
 
     def verdict(self, lo: float, hi: float) -> Verdict:
-        """See `verdict`."""
+        """What an interval [lo, hi] of a retained share says; NaN bounds say nothing, which is *undecided*.
+
+        *drops*: hi < drop. *rises*: lo > rise. *unchanged*: same[0] ≤ lo and hi ≤ same[1]. Looked at in this order, because
+        a narrow interval at 0.93 lies inside `same` and is a drop all the same.
+        """
         if lo > hi:
             raise ValueError(f"an interval runs from lo to hi; got lo = {lo} above hi = {hi}")
         if math.isnan(lo) or math.isnan(hi):
@@ -336,14 +340,3 @@ class Margins:
         if self.same[0] <= lo and hi <= self.same[1]:
             return "unchanged"
         return "undecided"
-
-
-def verdict(
-    lo: float, hi: float, *, drop: float = 0.95, rise: float = 1.05, same: tuple[float, float] = (0.9, 1.1)
-) -> Verdict:
-    """What an interval [lo, hi] of a retained share says; NaN bounds say nothing, which is *undecided*.
-
-    *drops*: hi < drop. *rises*: lo > rise. *unchanged*: same[0] ≤ lo and hi ≤ same[1]. Looked at in this order, because
-    a narrow interval at 0.93 lies inside `same` and is a drop all the same.
-    """
-    return Margins(drop, rise, same).verdict(lo, hi)

@@ -149,6 +149,23 @@ class ResultFolder:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
+    def read_table(
+        self, table: str, *, columns: Sequence[str] | None = None, filters: Sequence[tuple[str, str, Any]] | None = None
+    ) -> pa.Table:
+        """A finished table, or those columns and rows of it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        file = self.require(table)
+        try:
+            return pq.read_table(
+                file, columns=list(columns) if columns else None, filters=list(filters) if filters else None
+            )
+        except (OSError, pa.ArrowException) as fault:
+            raise BadFolder(
+                f"{file} cannot be read ({str(fault).splitlines()[0]}); remove it and run the study again"
+            ) from None
+
     # ---- units
 
     def unit_path(self, table: str, key: str) -> Path:

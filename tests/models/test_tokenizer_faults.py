@@ -48,12 +48,14 @@ def test_a_tokenizer_that_adds_it_is_the_fix(gemma: Path, tmp_path: Path, given:
 def test_a_gemma_that_adds_its_bos_is_fine(tmp_path: Path) -> None:
     model = mless.load(str(save_model(tmp_path / "gemma", "gemma3_text", bos=True)), layers=1)
     assert model.omit_first
+    assert model.bos == 0  # what its prompts must begin with, whatever a chat template renders
 
 
 def test_a_llama_or_qwen_without_bos_is_fine(tmp_path: Path) -> None:
     for family in ("llama", "qwen2"):
         model = mless.load(str(save_model(tmp_path / family, family, bos=False)), layers=1)
         assert model.tokenizer("a").input_ids[0] != 0
+        assert model.bos is None
 
 
 def test_a_loss_measured_without_bos_speaks_for_any_family(tmp_path: Path, own_cache: Path) -> None:
@@ -77,6 +79,7 @@ def test_what_the_gguf_says_of_its_bos_counts(tmp_path: Path, own_cache: Path) -
     save_tokenizer(file.parent, bos=False, size=300)
     with pytest.raises(TokenizerFault, match="the GGUF says add_bos_token"):
         mless.load(str(file))
+    assert mless.load(str(file), tokenizer=str(save_tokenizer(tmp_path / "better", bos=True, size=300))).bos == 0
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path, gemma: Path) -> None:
@@ -117,10 +120,10 @@ def test_another_models_vocabulary_is_refused(tmp_path: Path) -> None:
 def test_tokenizers_and_templates_have_fingerprints(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "tiny")
     plain = mless.load(str(folder), layers=1)
-    assert not plain.has_template
+    assert not plain.tokenizer.chat_template
     copied = shutil.copytree(folder, tmp_path / "copied")
     assert mless.load(str(copied), layers=1).tokenizer_fingerprint == plain.tokenizer_fingerprint
     save_tokenizer(folder, bos=True, template="{{ messages[0]['content'] }}")
     chatting = mless.load(str(folder), layers=1)
-    assert chatting.has_template
+    assert chatting.tokenizer.chat_template
     assert chatting.tokenizer_fingerprint != plain.tokenizer_fingerprint

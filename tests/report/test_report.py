@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from mless.errors import BadFolder
 from mless.figures import draw
-from mless.report import write_report
+from mless.report import publish, summary, write_report
 from mless.values import FigureSpec, Panel
 from synthetic import write_folder
 
@@ -107,6 +109,51 @@ def test_tables_by_layer_and_head(page: Page) -> None:
     assert len(rows) == 3 * 2 * (1 + 3)
 
 
+def test_random_text_stands_beside_uniform_where_it_is_comparable(folder: Path, page: Page) -> None:
+    assert page.text.count("random text") >= 4  # layers and heads of mless and mful; not of random itself
+    heads = [part.count("random text") for part in page.text.split(", by layer")[1:]]
+    assert heads[0] == heads[1] == 2
+    rows = pq.read_table(folder / "retained.parquet").to_pylist()
+    share = {
+        (r["condition"], r["layer"], r["head"]): f"{r['retained']:.3f}" for r in rows if r["queries"] == "original"
+    }
+    first = page.text.split(", by layer")[1]
+    assert share["mless", 1, 0] in first
+    assert share["random", 1, 0] in first
+
+
+def test_random_text_of_another_length_is_no_yardstick(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=1, heads=1, items=2)
+    about = json.loads((path / "study.json").read_text(encoding="utf-8"))
+    about["conditions"]["random"]["length"] = 9
+    (path / "study.json").write_text(json.dumps(about), encoding="utf-8")
+    text = write_report(path, verdict=[]).read_text(encoding="utf-8")
+    assert '<th scope="col" class="n">random text</th>' not in text
+
+
+def test_publishing_draws_what_is_fresh_or_missing(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=1, heads=3, items=2, about={"prompt": "raw"})
+    said: list[str] = []
+    page = publish(path, fresh=False, say=said.append)
+    assert (page, said) == (path / "report.html", ["drawing"])
+    assert (path / "figures" / "retained.png").exists()
+    page.write_text("kept")
+    assert publish(path, fresh=False, say=said.append).read_text() == "kept"
+    assert said == ["drawing"]
+    assert publish(path, fresh=True).read_text(encoding="utf-8") != "kept"
+
+
+def test_summary_for_programs(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=2, heads=3, items=2, about={"prompt": "raw"})
+    told = summary(path)
+    assert json.loads(json.dumps(told)) == told
+    assert {(row["layer"], row["head"], row["queries"]) for row in told["layers"]} == {
+        (1, 0, "original"),
+        (2, 0, "original"),
+    }
+    assert told["verdict"][1].startswith("mless (55 × ' /', before-question): layer 1 ")
+
+
 def test_example_prompt_shows_every_token_in_its_span(page: Page) -> None:
     boxes = [
         attributes for tag, attributes in page.tags if tag == "span" and str(attributes.get("class")).startswith("t ")
@@ -124,7 +171,7 @@ def test_loads_nothing_and_runs_nothing(folder: Path, page: Page) -> None:
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form"}
     policy = [
         attributes["content"]
-        for tag, attributes in page.tags
+        for _, attributes in page.tags
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]

@@ -37,7 +37,11 @@ class Heard:
         self.lines.append(line)
 
     def step(self, what: str, done: int, total: int) -> None:
-        self.steps.append((done, total))
+        if what.startswith("attention"):
+            self.steps.append((done, total))
+
+    def checked(self) -> None:
+        self.lines.append("checked")
 
 
 @pytest.fixture(scope="module")
@@ -479,3 +483,52 @@ def test_a_prompt_longer_than_the_context_is_named_before_anything_is_written(tm
     with pytest.raises(BadPrompt, match=r"item '2' is \d+ tokens under condition 'none', but m takes 64; leave it out"):
         run_tiny(model, tmp_path / "r", data=source)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("what", ["prompts as rendered", "dtype in use", "kind of device", "unit format"])
+def test_units_made_under_other_circumstances_are_not_mixed_in(folder: Path, tmp_path: Path, what: str) -> None:
+    """A template may write today's date, and `auto` is another dtype on another machine: same study by name, other numbers."""
+    copy = tmp_path / "interrupted"
+    shutil.copytree(folder, copy)
+    about = json.loads((copy / "study.json").read_text())
+    about["identity"][what] = "something else"
+    (copy / "study.json").write_text(json.dumps(about | {"complete": False}))
+    (copy / "retained.parquet").unlink()
+    before = sorted(path.name for path in copy.rglob("*"))
+    with pytest.raises(BadFolder, match=rf"it differs in {what}; choose another --out"):
+        run_study(load_study("quick", SMALL), copy)
+    assert sorted(path.name for path in copy.rglob("*")) == before
+
+
+def test_remote_code_is_no_field_of_a_study() -> None:
+    from mless.errors import BadStudy
+
+    with pytest.raises(BadStudy, match="trust_remote_code"):
+        load_study("quick", {}, ["trust_remote_code=true"])
+
+
+def test_the_quick_study_finds_what_was_published(tmp_path: Path) -> None:
+    """SmolLM2, every layer and head: layer 1 drops to between 0.65 and 0.85, and from layer 5 on nothing moves far."""
+    outcome = run_study(load_study("quick"), tmp_path / "quick")
+    shares = pl.read_parquet(outcome.folder / "retained.parquet").filter(
+        pl.col("condition") == "mless", pl.col("queries") == "original", pl.col("head") == 0
+    )
+    by_layer = dict(shares.select("layer", "retained").iter_rows())
+    assert sorted(by_layer) == list(range(1, 31))
+    assert 0.65 < by_layer[1] < 0.85
+    assert all(0.88 < by_layer[layer] < 1.12 for layer in range(5, 31))
+    lines = verdict_lines(outcome.folder)
+    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops: 8 of 9 heads, retained share 0.7")
+
+
+def test_a_template_that_leaves_the_bos_out_is_found_out(embedded: LoadedModel, tmp_path: Path) -> None:
+    import dataclasses
+
+    from mless.errors import TokenizerFault
+    from mless.study.running import check_prompts
+
+    rows = mless.prompts(embedded, ["How much is two and two?"], "none", prompt="raw")
+    check_prompts(embedded, {"none": rows})
+    needy = dataclasses.replace(embedded, bos=rows[0].token_ids[0] + 1)
+    with pytest.raises(TokenizerFault, match=r"does not begin with the BOS token.*--prompt raw"):
+        check_prompts(needy, {"none": rows})

@@ -47,7 +47,10 @@ def test_every_figure_has_its_study() -> None:
         spec = found[name]
         assert spec.figure_spec().id == name
         assert spec.title
-        assert {"none", *spec.figure_spec().conditions} <= {c.name for c in spec.conditions_in_order()}
+        assert {"none", "random", *spec.figure_spec().conditions} <= {c.name for c in spec.conditions_in_order()}
+    assert [name for name in wanted if name[:3] == "fig" and "random" in found[name].figure_spec().conditions] == [
+        "fig11"
+    ]
 
 
 def test_quick_is_what_the_issue_says() -> None:
@@ -77,9 +80,9 @@ def test_quick_is_what_the_issue_says() -> None:
         ("layers=1-3,7", "layers", "1-3,7"),
         ("heads=2", "heads", "2"),
         ("limit=4", "limit", 4),
-        ("trust_remote_code=true", "trust_remote_code", True),
         ('conditions=["none", "random"]', "conditions", ["none", "random"]),
         ("conditions=none, random", "conditions", ["none", "random"]),
+        ("conditions=random", "conditions", ["random"]),
         ("prompt=chat", "prompt", "chat"),
         ("question_field=true", "question_field", "true"),
         ("system=", "system", ""),
@@ -97,6 +100,8 @@ def test_set_reaches_into_tables_and_wins_over_options() -> None:
     spec = load_study("fig15", {"figure.heads": "3"}, ["figure.heads=2"])
     assert spec.figure is not None
     assert (spec.figure.heads, len(spec.figure.panels)) == ("2", 3)  # the rest of the table stays
+    spec = load_study("fig15", {}, ["figure.conditions=none, mful"])
+    assert spec.figure_spec().conditions == ("none", "mful")
     spec = load_study("quick", {}, ["condition.hash.filler= #", "condition.hash.length=7", "conditions=none,hash"])
     assert spec.conditions_in_order()[1] == Condition("hash", "repeat", " #", 7)
 
@@ -218,9 +223,45 @@ def test_a_figure_the_model_cannot_show_is_refused_before_the_run() -> None:
         load_study("fig9", {"figure.heads": "1"}).check_figure(1, 9)
     with pytest.raises(BadStudy, match="no layer 31: this model's layers are 1 to 30"):
         load_study("fig9", {"figure.layers": "31"}).check_figure(30, 32)
-    for kind in ("map", "retained", "mass"):
-        with pytest.raises(BadStudy, match=f"{kind} shows every head; leave --heads out"):
-            load_study(kind, {"figure.heads": "1"}).check_figure(30, 9)
+    with pytest.raises(BadStudy, match="fig15 shows layer 1, but would measure 2; choose with --layers"):
+        load_study("fig15", {"layers": "2", "figure.heads": "1"}).check_figure(30, 9)
+    with pytest.raises(BadStudy, match="fig15 shows head 1, but would store 2–3; choose with --heads"):
+        load_study("fig15", {"heads": "2-3", "figure.heads": "1"}).check_figure(30, 9)
+
+
+def test_figures_without_panels_are_checked_too() -> None:
+    for name in ("attention", "mass"):
+        load_study(name, {"layers": "2", "figure.layers": "2"}).check_figure(30, 9)
+        with pytest.raises(BadStudy, match="no layer 31: this model's layers are 1 to 30"):
+            load_study(name, {"layers": "31", "figure.layers": "31"}).check_figure(30, 9)
+        with pytest.raises(BadStudy, match=f"{name} shows layer 2, but would measure 1; choose with --layers"):
+            load_study(name, {"figure.layers": "2"}).check_figure(30, 9)
+    with pytest.raises(BadStudy, match="no head 10: this model's heads are 1 to 9"):
+        load_study("attention", {"figure.heads": "10"}).check_figure(30, 9)
+
+
+def test_conditions_a_figure_shows_must_be_run() -> None:
+    for name in ("map", "retained", "mass"):  # they show those of their conditions that are run
+        load_study(name, {}, ["conditions=none,mless"]).check_figure(30, 9)
+    with pytest.raises(
+        BadStudy, match=r"fig10 shows 'mful', but would run none, mless only; .*figure\.conditions=none,mless"
+    ):
+        load_study("fig10", {"figure.heads": "1"}, ["conditions=none,mless"]).check_figure(30, 9)
+    both = ["conditions=none,mless", "figure.conditions=none,mless"]
+    load_study("fig10", {"figure.heads": "1"}, both).check_figure(30, 9)
+    with pytest.raises(BadStudy, match=r"no condition 'mles' \(did you mean 'mless'\?\)"):
+        load_study("mass", {}, ["figure.conditions=none,mles"]).check_figure(30, 9)
+    for name in ("map", "attention", "fig11"):
+        with pytest.raises(BadStudy, match=f"{name} has nothing to show: .* none with filler is run"):
+            load_study(name, {"figure.heads": "most-shifted:1"}, ["figure.conditions=none"]).check_figure(30, 9)
+    load_study("mass", {}, ["conditions=none"]).check_figure(30, 9)
+
+
+def test_an_item_that_the_data_lacks_is_refused_before_the_run() -> None:
+    spec = load_study("fig15", {"limit": 3})
+    spec.check_item("3")
+    with pytest.raises(BadStudy, match="no item '4' in bundled: give a number from 1 to 3, or an id such as"):
+        spec.check_item("4")
 
 
 def test_layers_asked_for_replace_the_published_ones() -> None:
@@ -235,15 +276,38 @@ def test_layers_asked_for_replace_the_published_ones() -> None:
     assert load_study("mass", {"figure.layers": "3"}).single_layer() == 3
     with pytest.raises(BadStudy, match="mass shows one layer, got --layers 1-3; give one number"):
         load_study("mass", {"figure.layers": "1-3"}).single_layer()
+    assert load_study("attention", {"figure.layers": "2"}).single_layer() == 2
+    assert load_study("attention", {"layers": "3-5"}).single_layer() == 3
+    assert [load_study(name).single_layer() for name in ("mass", "map", "retained", "fig15")] == [1, None, None, None]
 
 
 def test_each_model_gets_the_panels_it_stands_for() -> None:
     spec = load_study("fig2")
     published = spec.published_models()
     assert [m.rsplit("/")[-1] for m in published] == ["Qwen2.5-Math-7B", "Llama-3.1-8B-Instruct", "gemma-3-4b-it"]
-    heads = [spec.for_model(f"mine-{n}", n, 3).figure_spec().panels[0].head for n in range(3)]
-    assert heads == [22, 27, 3]
-    assert spec.for_model(published[2], 0, 1).figure_spec().panels[0].head == 3
+
+    def heads(*models: str) -> list[int]:
+        found = spec.for_models(models)
+        assert [one.model for one in found] == list(models)
+        return [one.figure_spec().panels[0].head for one in found]
+
+    assert heads("mine-1", "mine-2", "mine-3") == [22, 27, 3]
+    assert heads(*reversed(published)) == [3, 27, 22]  # a name counts before a position
+    assert heads("/models/gemma-3-4b-it/", "mine", "other") == [3, 22, 27]  # the others take what is left, in order
+    assert heads("mine", published[0], "other") == [27, 22, 3]
+    assert heads(published[2]) == [3]
+    assert heads("mine", "llama3.1-8b-instruct") == [22, 27]
+
+
+# ---- what a study must not do --------------------------------------------------------------------------------------------------
+
+
+def test_no_study_lets_a_models_own_code_run(own: Any) -> None:
+    way_out = "has no field 'trust_remote_code': only the --trust-remote-code flag on the command line can do that"
+    assert way_out in refusal(own("trust_remote_code = true"))
+    assert way_out in refusal("quick", "trust_remote_code=true")
+    assert way_out in refusal("quick", trust_remote_code=False)
+    assert "trust_remote_code" not in StudySpec.model_fields
 
 
 # ---- folders and commands ----------------------------------------------------------------------------------------------------
@@ -270,7 +334,6 @@ fields = st.fixed_dictionaries(
         "conditions": st.lists(st.sampled_from(["none", "mless", "mful", "random"]), max_size=3),
         "margins": st.fixed_dictionaries({"drop": st.floats(0.5, 1.0)}),
         "condition": st.just({"hash": {"filler": " #", "length": 3}}),
-        "trust_remote_code": st.booleans(),
         "seed": st.integers(0, 2**40),
     },
 )

@@ -113,6 +113,19 @@ def test_without_mless_there_is_no_claim_to_judge(tmp_path: Path) -> None:
     assert "random text" not in lines[2]  # natural text of another length is no yardstick
 
 
+def test_the_claim_is_about_filler_before_the_question(tmp_path: Path) -> None:
+    own = {"mless": {"kind": "repeat", "filler": " /", "length": 55, "placement": "end"}}
+    lines = verdict_lines(write(tmp_path, {"mless": {1: SAME}}, conditions=own))
+    assert lines[2] == "The published claim is about filler before the question; this one stands end."
+
+
+def test_a_layer_of_which_only_some_heads_were_measured(tmp_path: Path) -> None:
+    folder = ResultFolder(write(tmp_path, {"mless": {1: DROPS}}))
+    about = dict(folder.manifest() or {})
+    folder.write_manifest(about | {"heads": [3], "model": {"label": "m", "heads": 9}})
+    assert "Only 1 of 9 heads were measured; what is said of a layer is said of these." in verdict_lines(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("n_items", "layers", "told"), [(4, 1, 9), (12, 1, None), (12, 100, 16), (9, 1, None), (8, 1, 9)]
 )

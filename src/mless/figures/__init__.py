@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mless.errors import BadStudy
+from mless.errors import BadFolder, BadStudy
 from mless.store import write_atomically
-from mless.values import FigureSpec, QuerySet
+from mless.values import QUERY_SETS, FigureSpec, QuerySet
 
-__all__ = ["FORMATS", "draw", "mass", "retained_by_layer"]
+__all__ = ["FORMATS", "check", "draw"]
 
 FORMATS: tuple[str, ...] = ("png", "svg", "pdf")
 
@@ -33,7 +34,9 @@ def draw(
     from 1, or its id) shows one prompt instead of the mean, and `omit_first` leaves out the first token, as the study says by default.
     The same input gives the same bytes.
     """
-    _check(spec, folders, formats, layer=layer, heads=heads, item=item)
+    if not folders:
+        raise BadStudy(f"figure {spec.id}: no result folder given; `mless figure {spec.id} --model …` makes one")
+    check(spec, layer=layer, heads=heads, item=item, queries=queries, formats=formats, out=out)
 
     # matplotlib and pyarrow load here and not at the top: `import mless` must stay cheap.
     from mless.figures import attention, overview, style
@@ -57,7 +60,6 @@ def draw(
         rendered = {kind: style.render(picture, kind) for kind in formats}
 
     target = Path(out) if out is not None else opened[0].path / "figures"
-    target.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for kind, content in rendered.items():
         write_atomically(target / f"{spec.id}.{kind}", content)
@@ -65,50 +67,40 @@ def draw(
     return written
 
 
-def retained_by_layer(
-    folder: Path,
-    *,
-    conditions: Sequence[str] = ("mless",),
-    queries: QuerySet = "original",
-    formats: Sequence[str] = ("png", "svg"),
-    out: Path | None = None,
-) -> list[Path]:
-    """``retained``: every layer's retained share with its interval, beside uniform dilution and the margins of *unchanged*."""
-    spec = FigureSpec("retained", "retained", conditions=tuple(conditions))
-    return draw(spec, [folder], queries=queries, formats=formats, out=out)
-
-
-def mass(
-    folder: Path,
-    *,
-    layer: int = 1,
-    conditions: Sequence[str] = ("none", "mless"),
-    formats: Sequence[str] = ("png", "svg"),
-    out: Path | None = None,
-) -> list[Path]:
-    """``mass``: where an original token's attention goes in one layer, for each condition."""
-    spec = FigureSpec("mass", "mass", conditions=tuple(conditions))
-    return draw(spec, [folder], layer=layer, formats=formats, out=out)
-
-
-def _check(
+def check(
     spec: FigureSpec,
-    folders: Sequence[Path],
-    formats: Sequence[str],
     *,
-    layer: int | None,
-    heads: str | None,
-    item: str | None,
+    layer: int | None = None,
+    heads: str | None = None,
+    item: str | None = None,
+    queries: str = "original",
+    formats: Sequence[str] = ("png", "svg"),
+    out: Path | None = None,
 ) -> None:
-    """Refuse what cannot be drawn before anything is read."""
-    if not folders:
-        raise BadStudy(f"figure {spec.id}: no result folder given; `mless figure {spec.id} --model …` makes one")
+    """Refuse what `draw` could not draw or write whatever the results are; before a run it spares the wait."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", spec.id):
         raise BadStudy(f"figure id {spec.id!r} becomes a file name: letters, digits, dot, dash and underscore only")
+    if not formats:
+        raise BadStudy(f"no figure format given; there are: {', '.join(FORMATS)}")
     for kind in formats:
         if kind not in FORMATS:
             raise BadStudy(f"no figure format {kind!r}; there are: {', '.join(FORMATS)}")
+    if queries not in QUERY_SETS:
+        raise BadStudy(f"no query set {queries!r}; there are: {', '.join(QUERY_SETS)}")
     takes: dict[str, tuple[str, ...]] = {"map": (), "retained": (), "mass": ("--layers",)}
     for option, value in (("--layers", layer), ("--heads", heads), ("--item", item)):
         if value is not None and option not in takes.get(spec.kind, ("--layers", "--heads", "--item")):
             raise BadStudy(f"figure {spec.id} takes no {option}: a {spec.kind} picture shows all of them; leave it out")
+    if out is not None:
+        _check_writable(out)
+
+
+def _check_writable(out: Path) -> None:
+    """Tried, not asked: what permissions say and what a file system does are two things. Leaves nothing behind."""
+    there = out
+    try:
+        there = next(place for place in (out, *out.absolute().parents) if place.exists())
+        with tempfile.TemporaryDirectory(dir=there, prefix=".mless-"):
+            pass
+    except OSError as fault:
+        raise BadFolder(f"cannot write pictures to {out} ({there}: {fault.strerror}); choose another --out") from None

@@ -278,7 +278,8 @@ def _caption(kind: FigureKind, plots: Sequence[Plot], queries: QuerySet) -> str:
         half = " (half of them)" if any(found.fewest < FEWEST for found in measured) else ""
         banded = any(len(found.items) > 1 for found in measured)
         said.append(
-            f"Mean of n = {' / '.join(counts)} items{' with its 95 % band over items' if banded else ''}, "
+            f"Mean of n = {' / '.join(counts)} items{' with its 95 % band over items' if banded else ''}; "
+            f"n(t) = {' / '.join(_items_along(plots, found) for found in measured)} items, "
             f"cut where fewer than {' / '.join(fewest)}{half} remain."
         )
     said.append(
@@ -292,3 +293,13 @@ def _caption(kind: FigureKind, plots: Sequence[Plot], queries: QuerySet) -> str:
         )
         said.append(f"First token{who} left out (attention sink).")
     return " ".join(said)
+
+
+def _items_along(plots: Sequence[Plot], measured: Measured) -> str:
+    """``24 down to 10``: of how many of a folder's items the drawn means are made, from the most to the fewest."""
+    drawn = [curve.n[np.isfinite(curve.mean)] for p in plots if p.measured is measured for curve in p.curves]
+    counts = np.concatenate(drawn) if drawn else np.zeros(0, dtype=int)
+    if not counts.size:
+        return "0"
+    most, fewest = int(counts.max()), int(counts.min())
+    return str(most) if most == fewest else f"{most} down to {fewest}"

@@ -20,12 +20,13 @@ FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Received attention by position; `lo` and `hi` are NaN where there is no band."""
+    """Received attention by position, the mean of `n` items there; `lo` and `hi` are NaN where there is no band."""
 
     at: Int[np.ndarray, " positions"]
     mean: Float[np.ndarray, " positions"]
     lo: Float[np.ndarray, " positions"]
     hi: Float[np.ndarray, " positions"]
+    n: Int[np.ndarray, " positions"]
 
     @property
     def top(self) -> float:
@@ -76,13 +77,15 @@ class Measured:
             row[: len(given)] = given
         if self.one:
             mean, lo, hi = values[0], np.full(longest, np.nan), np.full(longest, np.nan)
+            n = np.isfinite(mean).astype(int)
         else:
             found = band(values, 0.95)
-            enough = np.asarray(found.n) >= self.fewest
+            n = np.asarray(found.n)
+            enough = n >= self.fewest
             mean, lo, hi = (np.where(enough, part, np.nan) for part in (found.mean, found.lo, found.hi))
         last = int(np.flatnonzero(np.isfinite(mean)).max(initial=self.first)) + 1
         keep = slice(self.first, last)
-        return Curve(np.arange(longest)[keep], mean[keep], lo[keep], hi[keep])
+        return Curve(np.arange(longest)[keep], mean[keep], lo[keep], hi[keep], n[keep])
 
     def filler(self, conditions: Sequence[str]) -> FillerPlace | None:
         """Where the conditions' filler sits along the full sequence."""

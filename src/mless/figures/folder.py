@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from mless import store
 from mless.errors import BadFolder, BadStudy
-from mless.values import MASS_NAMES, QuerySet, Span, format_numbers
+from mless.values import MASS_NAMES, QuerySet, Span, format_numbers, pick_item
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +89,16 @@ class StoredResults:
                 f"{', '.join(self.conditions) or 'none'}. {self._way_out()}"
             )
 
+    def run_of(self, wanted: Sequence[str]) -> list[str]:
+        """Those of the conditions that were run here; a folder that holds none of them is refused."""
+        found = [name for name in wanted if name in self.conditions]
+        if not found:
+            self.need_conditions(wanted)
+        return found
+
     def item_id(self, wanted: str) -> str:
         """An item by its number in the study (from 1) or by its id."""
-        if wanted.isdecimal() and 1 <= int(wanted) <= len(self.items):
-            return self.items[int(wanted) - 1]
-        if wanted in self.items:
-            return wanted
-        raise BadStudy(
-            f"no item {wanted!r} in {self.path}: give a number from 1 to {len(self.items)}, or an id such as "
-            f"{self.items[0]!r}"
-            if self.items
-            else f"no item {wanted!r}: {self.path} holds no items"
-        )
+        return pick_item(self.items, wanted, str(self.path))
 
     def table(self, name: str, columns: Sequence[str], where: ds.Expression | None = None) -> pa.Table:
         """The named columns of the rows that match, never more of the file than that."""
@@ -119,8 +117,9 @@ class StoredResults:
             if missing:
                 raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")
             return data.to_table(columns=list(columns), filter=where)
-        except pa.ArrowInvalid as fault:
-            raise BadFolder(f"{file} cannot be read ({fault}); delete it and run the study again") from None
+        except (OSError, pa.ArrowException) as fault:
+            cause = str(fault).partition("\n")[0]
+            raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
 
     def captured(self) -> dict[int, list[int]]:
         """Layer → heads whose attention is stored."""
@@ -148,12 +147,12 @@ class StoredResults:
         highest = int(self.model.get("layers") or 0)
         if highest and not 1 <= layer <= highest:
             raise BadStudy(
-                f"no layer {layer} in {self.label}: its layers are 1 to {highest} (numbered from 1); choose with --layer"
+                f"no layer {layer} in {self.label}: its layers are 1 to {highest} (numbered from 1); choose with --layers"
             )
         if layer not in captured:
             raise BadStudy(
                 f"layer {layer} was not captured in {self.path}: it holds layers {format_numbers(list(captured)) or 'none'}; "
-                f"choose one of them with --layer, or run the study again with --layers {layer}"
+                f"choose one of them with --layers, or run the study again with --layers {layer}"
             )
 
     def prompts(

@@ -151,24 +151,24 @@ def draw_mass(folders: Sequence[StoredResults], conditions: Sequence[str], layer
     """Stacked bars: the spans an original token's attention goes to, one bar per condition."""
     found: list[dict[str, dict[str, float]]] = []
     for folder in folders:
-        folder.need_conditions(conditions)
+        run = folder.run_of(conditions)
         folder.need_layer(layer, folder.captured())
-        found.append(folder.mass(conditions, layer))
-        missing = [name for name in conditions if name not in found[-1]]
+        found.append(folder.mass(run, layer))
+        missing = [name for name in run if name not in found[-1]]
         if missing:
             raise BadFolder(
                 f"{folder.path}: no mass stored for {', '.join(missing)} in layer {layer}; run the study again"
             )
-    bars = len(conditions)
-    figure = style.new_figure(PAGE_WIDTH * 0.8, 0.95 + len(folders) * (0.45 + 0.34 * bars))
-    places = figure.add_gridspec(len(folders), 1)
-    used = [name for name in MASS_NAMES if any(mass[c].get(name, 0) > 0 for mass in found for c in conditions)]
+    heights = [0.45 + 0.34 * len(mass) for mass in found]
+    figure = style.new_figure(PAGE_WIDTH * 0.8, 0.95 + sum(heights))
+    places = figure.add_gridspec(len(folders), 1, height_ratios=heights)
+    used = [name for name in MASS_NAMES if any(bar.get(name, 0) > 0 for mass in found for bar in mass.values())]
     for row, (folder, mass) in enumerate(zip(folders, found, strict=True)):
         axes = figure.add_subplot(places[row, 0])
-        left = np.zeros(bars)
-        at = np.arange(bars)
+        left = np.zeros(len(mass))
+        at = np.arange(len(mass))
         for name in used:
-            share = np.array([mass[condition].get(name, 0.0) for condition in conditions])
+            share = np.array([bar.get(name, 0.0) for bar in mass.values()])
             colour = style.SPAN_COLOURS[name]
             axes.barh(at, share, left=left, height=0.72, color=colour, edgecolor="white", linewidth=0.8)
             for place, (start, part) in enumerate(zip(left, share, strict=True)):
@@ -179,7 +179,7 @@ def draw_mass(folders: Sequence[StoredResults], conditions: Sequence[str], layer
                         color="white" if dark else "black",
                     )  # fmt: skip
             left += share
-        axes.set_yticks(at, [style.short(name) for name in conditions], fontsize=style.NORMAL)
+        axes.set_yticks(at, [style.short(name) for name in mass], fontsize=style.NORMAL)
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
@@ -274,9 +274,8 @@ def _ratio_ticks(limit: float) -> list[float]:
 def _by_condition(
     folder: StoredResults, conditions: Sequence[str], queries: QuerySet
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The conditions with filler, each with its rows of retained.parquet sorted by layer and head."""
-    folder.need_conditions(conditions)
-    wanted = [name for name in conditions if folder.conditions[name].get("kind") != "none"]
+    """The conditions with filler that were run, each with its rows of retained.parquet sorted by layer and head."""
+    wanted = [name for name in folder.run_of(conditions) if folder.conditions[name].get("kind") != "none"]
     rows = sorted(folder.retained(queries), key=lambda row: (row["layer"], row["head"]))
     found = [(name, [row for row in rows if row["condition"] == name]) for name in wanted]
     if not wanted or any(not rows for _, rows in found):

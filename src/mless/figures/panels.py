@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mless.errors import BadStudy
 from mless.figures.folder import StoredResults
-from mless.values import FigureSpec, parse_numbers
+from mless.values import FigureSpec, parse_numbers, stand_ins
 
 MOST_SHIFTED = "most-shifted:3"
 
@@ -52,17 +52,11 @@ def _published(spec: FigureSpec, folders: Sequence[StoredResults]) -> list[list[
     models = list(dict.fromkeys(panel.model for panel in spec.panels))
     if not models:
         return [[] for _ in folders]
-    stands_for: list[str] = []
-    for number, folder in enumerate(folders):
-        names = {_plain(folder.label), _plain(str(folder.model.get("name", "")))}
-        same = [model for model in models if _plain(model) in names]
-        stands_for.append(models[number] if len(folders) == len(models) else (same or models)[0])
-    return [[(panel.layer, panel.head) for panel in spec.panels if panel.model == model] for model in stands_for]
-
-
-def _plain(model: str) -> str:
-    """``Qwen/Qwen2.5-Math-7B`` and ``qwen2.5-math-7b`` are one model; so are Llama3.1 and Llama-3.1."""
-    return re.sub(r"[^a-z0-9.]", "", model.rsplit("/", 1)[-1].lower())
+    names = [[folder.label, str(folder.model.get("name", ""))] for folder in folders]
+    return [
+        [(panel.layer, panel.head) for panel in spec.panels if panel.model == model]
+        for model in stand_ins(models, names)
+    ]
 
 
 def _heads(asked: str, folder: StoredResults, spec: FigureSpec, layer: int) -> list[int]:

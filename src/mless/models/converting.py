@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from torch import nn
 
 from mless.errors import UnknownModel, UnsupportedArchitecture
-from mless.models.quiet import quiet_transformers
+from mless.models.quiet import counting_gguf_tensors, quiet_transformers
 
 #: Above this many parameters the dequantised weights are kept in bf16: fp32 would fill a disk for no measurable gain.
 FP32_PARAMETERS = 1_000_000_000
+#: How long reading takes by itself, and each gigabyte on top: seconds of one run on two cores, of which only the proportion counts.
+_HEADER, _TOKENIZER, _CONFIG, _NAMES = 4, 5, 4, 14
+_TENSORS_PER_GB, _WRITING_PER_GB = 20, 8
 
 _PASSAGE = (
     "The harbour was quiet in the early morning. A few boats moved slowly against the ropes that held them, and the water under "
@@ -23,15 +27,29 @@ _PASSAGE = (
 )
 
 
-def convert_gguf(path: Path, folder: Path, name: str) -> None:
-    """Write the model, its tokenizer and what was noticed on the way (`mless.json`) into `folder`."""
+def convert_gguf(path: Path, folder: Path, name: str, reach: Callable[[float], None] = lambda share: None) -> None:
+    """Write the model, its tokenizer and what was noticed on the way (`mless.json`) into `folder`.
+
+    `reach` is told the share of the work that is done, from 0 to 1.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    gigabytes = path.stat().st_size / 1e9
+    reading = _HEADER + _TOKENIZER + _CONFIG + _NAMES
+    total = reading + (_TENSORS_PER_GB + _WRITING_PER_GB) * gigabytes
+
+    def tensors(done: int, of: int) -> None:
+        reach((reading + _TENSORS_PER_GB * gigabytes * done / of) / total)
+
+    reach(0)
     metadata = _metadata(path, name)
+    reach(_HEADER / total)
     try:
-        with quiet_transformers():
+        with quiet_transformers(), counting_gguf_tensors(tensors):
             tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+            reach((_HEADER + _TOKENIZER) / total)
             config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            reach((_HEADER + _TOKENIZER + _CONFIG) / total)
             parameters = sum(p.numel() for p in _empty(AutoModelForCausalLM, config).parameters())
             dtype = torch.float32 if parameters <= FP32_PARAMETERS else torch.bfloat16
             model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)

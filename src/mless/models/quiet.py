@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+#: Told how many of how many are done.
+Count = Callable[[int, int], None]
 
 
 @contextmanager
-def quiet_transformers() -> Generator[None]:
+def quiet_transformers(weights: Count | None = None) -> Generator[None]:
+    """`weights` is told of every weight that a checkpoint gives the model, where transformers would draw a bar."""
     from transformers.utils import logging
+
+    def in_place_of_a_bar(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if weights is not None and args and isinstance(args[0], Collection):
+            args = (_counted(args[0], weights), *args[1:])
+        return factory(*args, **options)
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hook = logging.set_tqdm_hook(in_place_of_a_bar)
     try:
         yield
     finally:
+        logging.set_tqdm_hook(hook)
         logging.set_verbosity(level)
         if bar:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def counting_gguf_tensors(count: Count) -> Generator[None]:
+    """The GGUF reader of transformers draws its bar whatever its settings say; here `count` is told instead."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def in_place_of_a_bar(tensors: Collection[Any], **options: Any) -> Iterator[Any]:
+        return _counted(tensors, count)
+
+    bar: Any = getattr(reader, "tqdm", None)
+    if bar is not None:
+        reader.tqdm = in_place_of_a_bar
+    try:
+        yield
+    finally:
+        if bar is not None:
+            reader.tqdm = bar
+
+
+def _counted(things: Collection[Any], count: Count) -> Iterator[Any]:
+    for done, thing in enumerate(things, start=1):
+        yield thing
+        count(done, len(things))

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mless.figures import draw
-from mless.store import write_atomically
+from mless.store import ResultFolder, write_atomically
 from mless.values import FigureSpec
 
-__all__ = ["draw_standard", "write_report"]
+__all__ = ["draw_standard", "publish", "summary", "write_report"]
+
+
+def publish(folder: Path, fresh: bool, say: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder's page, with its standard figures: made where the results are `fresh` or it is missing, else as it stands."""
+    page = Path(folder) / "report.html"
+    if fresh or not page.exists():
+        from mless.study import verdict_lines
+
+        lines = verdict_lines(Path(folder))
+        say("drawing")
+        draw_standard(folder)
+        write_report(folder, verdict=lines)
+    return page
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What the folder says, for other programs: its verdict in words, and every layer's retained share."""
+    from mless.study import verdict_lines
+
+    rows = ResultFolder(Path(folder)).read_table("retained", filters=[("queries", "==", "original"), ("head", "==", 0)])
+    return {
+        "folder": str(folder),
+        "report": str(Path(folder) / "report.html"),
+        "verdict": verdict_lines(Path(folder)),
+        "layers": rows.to_pylist(),
+    }
 
 
 def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:

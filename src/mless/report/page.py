@@ -213,18 +213,31 @@ def _retained(folder: StoredResults) -> list[dict[str, Any]]:
     if not (folder.path / "retained.parquet").exists():
         return []
     rows = sorted(folder.retained("original"), key=lambda row: (row["layer"], row["head"]))
+    text = {(row["layer"], row["head"]): row["retained"] for row in rows if row["condition"] == "random"}
     found: list[dict[str, Any]] = []
     for condition in dict.fromkeys([*folder.conditions, *(row["condition"] for row in rows)]):
-        own = [row for row in rows if row["condition"] == condition]
+        beside = bool(text) and _like_random(condition, folder.conditions)
+        own: list[dict[str, Any]] = [
+            {**row, "random": text.get((row["layer"], row["head"]))} for row in rows if row["condition"] == condition
+        ]
         if own:
             found.append(
                 {
                     "condition": condition,
+                    "beside_random": beside,
                     "layers": [row for row in own if row["head"] == 0],
                     "heads": [row for row in own if row["head"] > 0],
                 }
             )
     return found
+
+
+def _like_random(condition: str, conditions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether random text is a yardstick for a condition: as long, and in the same place."""
+    mine, text = conditions.get(condition), conditions.get("random")
+    if mine is None or text is None or condition == "random":
+        return False
+    return all(mine.get(key) == text.get(key) for key in ("length", "placement"))
 
 
 def _example(folder: StoredResults) -> dict[str, Any] | None:

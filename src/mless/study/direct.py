@@ -11,7 +11,7 @@ import numpy as np
 
 from mless import stats, tasks
 from mless.errors import BadPrompt
-from mless.prompting import build_prompts, resolve_kind
+from mless.prompting import align, build_prompts, resolve_kind
 from mless.study import tables
 from mless.study.running import Outcome, Progress, run_study
 from mless.study.spec import load_study, validated
@@ -82,6 +82,8 @@ def retained(
     """Retained shares of every layer and head captured, from the same items without and with filler, in the same order."""
     if [a.prompt.item for a in without] != [b.prompt.item for b in with_filler] or not without:
         raise BadPrompt("retained shares need the same items, in the same order, without and with filler")
+    for a, b in zip(without, with_filler, strict=True):
+        align(a.prompt, b.prompt)
     s = QUERY_SETS.index(queries)
 
     def sums(rows: Sequence[Attention]) -> tuple[np.ndarray, np.ndarray]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mless import __version__, tasks
-from mless.errors import BadAttention, BadFolder, BadPrompt
-from mless.prompting import build_prompts, resolve_kind
+from mless.errors import BadAttention, BadFolder, BadPrompt, TokenizerFault
+from mless.prompting import align, build_prompts, resolve_kind
 from mless.store import ResultFolder
 from mless.study import tables
 from mless.study.spec import StudySpec, write_sets
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 UNIT_TABLES = ("dilution", "attention")
 TABLES = ("prompts", *UNIT_TABLES, "retained")
+#: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
+UNIT_FORMAT = 1
 
 
 @runtime_checkable
@@ -36,11 +39,17 @@ class Progress(Protocol):
 
     def step(self, what: str, done: int, total: int) -> None: ...
 
+    def checked(self) -> None:
+        """The input has passed its checks; from here on it is work."""
+        ...
+
 
 class Silent:
     def say(self, line: str) -> None: ...
 
     def step(self, what: str, done: int, total: int) -> None: ...
+
+    def checked(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,11 +62,17 @@ class Outcome:
 
 
 def run_study(
-    spec: StudySpec, out: Path | None = None, progress: Progress | None = None, *, for_figure: bool = False
+    spec: StudySpec,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    for_figure: bool = False,
+    trust_remote_code: bool = False,
 ) -> Outcome:
     """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default).
 
-    `for_figure` fails before the run where the model cannot show the study's figure.
+    `for_figure` fails before the run where the model cannot show the study's figure. `trust_remote_code` is no field of a study: a
+    file from somebody else must not be able to say it.
     """
     told = progress or Silent()
     from mless.models import describe
@@ -72,7 +87,7 @@ def run_study(
         limit=spec.limit,
         seed=spec.seed,
     )
-    described = describe(spec.model, trust_remote_code=spec.trust_remote_code, say=told.say)
+    described = describe(spec.model, trust_remote_code=trust_remote_code, say=told.say, step=told.step)
     layers = parse_numbers(spec.layers, described.layers, "layer")
     heads = parse_numbers(spec.heads, described.heads, "head")
     if for_figure:
@@ -86,7 +101,7 @@ def run_study(
             return Outcome(folder.path, 0, stored["units"])
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
-    return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told)
+    return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told, trust_remote_code)
 
 
 def _compute(
@@ -100,6 +115,7 @@ def _compute(
     layers: list[int],
     heads: list[int],
     told: Progress,
+    trust_remote_code: bool,
 ) -> Outcome:
     from mless.models import load
     from mless.proofs import prove
@@ -113,7 +129,8 @@ def _compute(
         tokenizer=spec.tokenizer,
         dtype=spec.dtype,
         device=spec.device,
-        trust_remote_code=spec.trust_remote_code,
+        trust_remote_code=trust_remote_code,
+        step=told.step,
     )
     loaded = time.monotonic()
     kind = resolve_kind(spec.prompt, model.tokenizer, model.label)
@@ -127,9 +144,19 @@ def _compute(
         )
         for condition in conditions
     }
-    _check_lengths(model, prompts)
+    check_prompts(model, prompts)
+    # What the names above stand for once a model is loaded: a template may write today's date, and auto is another dtype elsewhere.
+    identity = identity | {
+        "prompts as rendered": _digest(
+            [[p.token_ids, [asdict(span) for span in p.spans]] for p in itertools.chain(*prompts.values())]
+        ),
+        "dtype in use": model.dtype,
+        "kind of device": model.device.type,
+        "unit format": str(UNIT_FORMAT),
+    }
     proofs = prove(model, prompts[conditions[-1].name][0], layers)
     told.say(f"proofs hold: received attention as eager's to {proofs['received']:.1g}, causal, model restored")
+    told.checked()
     keys = [(condition.name, _unit_key(condition.name, n)) for condition in conditions for n in range(len(items))]
     about: dict[str, Any] = {
         "mless": __version__,
@@ -150,7 +177,7 @@ def _compute(
         "tokenizer": {"fingerprint": model.tokenizer_fingerprint, "given": spec.tokenizer},
         "prompt": kind,
         "omit_first": model.omit_first,
-        "command": rerun_command(spec, folder.path),
+        "command": rerun_command(spec, folder.path, trust_remote_code),
         "conditions": {c.name: asdict(c) | {"arm": None} for c in conditions},
         "items": [item.id for item in items],
         "layers": layers,
@@ -159,6 +186,7 @@ def _compute(
         "device": {"kind": str(model.device), "dtype": model.dtype},
         "implementations": {"forward": "sdpa", "received": "streaming"},
         "proofs": proofs,
+        "trust_remote_code": trust_remote_code,
         "versions": versions(),
         "units": len(keys),
     }
@@ -243,9 +271,16 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def _check_lengths(model: LoadedModel, prompts: dict[str, list[Prompt]]) -> None:
+def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -> None:
+    """Both prompts of every pair hold the same original tokens; none is too long, none lacks the BOS its model needs."""
     for rows in prompts.values():
-        for prompt in rows:
+        for without, prompt in zip(prompts["none"], rows, strict=True):
+            align(without, prompt)
+            if model.bos is not None and prompt.token_ids[0] != model.bos:
+                raise TokenizerFault(
+                    f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
+                    "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
+                )
             if len(prompt) > model.context:
                 raise BadPrompt(
                     f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
@@ -264,24 +299,26 @@ def _identity(spec: StudySpec, described: Description, model: str, items: Sequen
     """What must agree for stored units to be this study's; by name, so that a difference can be told."""
     from mless.models.loading import locate_tokenizer
 
-    def digest(value: Any) -> str:
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
     fields = {
-        key: digest(value)
+        key: _digest(value)
         for key, value in spec.model_dump().items()
         if key not in ("title", "model", "tokenizer", "data", "question_field", "answer_field", "limit", "figure")
     }
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else described.source.tokenizer
     files = [tokens / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
-    tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
-    rows = digest([[item.id, item.question, item.answer] for item in items])
+    tokenizer = _digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
+    rows = _digest([[item.id, item.question, item.answer] for item in items])
     return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
 
 
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
+    """Before a model is loaded only part of the identity is known; that part is compared."""
     old = stored.get("identity", {})
-    different = sorted(key for key in {*old, *identity} if old.get(key) != identity.get(key))
+    different = sorted(key for key in identity if old.get(key) != identity[key])
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
     if different:
@@ -291,11 +328,12 @@ def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str
         )
 
 
-def rerun_command(spec: StudySpec, out: Path) -> list[str]:
+def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:
     """What to type to get this folder again."""
     changed = {key: value for key, value in spec.changed().items() if key not in ("figure", "title")}
     sets = [word for text in write_sets(changed) for word in ("--set", text)]
-    return ["mless", "run", spec.source, "--out", str(out), *sets]
+    trust = ["--trust-remote-code"] if trust_remote_code else []
+    return ["mless", "run", spec.source, "--out", str(out), *sets, *trust]
 
 
 def versions() -> dict[str, str]:

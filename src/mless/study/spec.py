@@ -10,17 +10,40 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
+from mless import tasks
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
-from mless.values import Condition, FigureKind, FigureSpec, Panel, Placement, parse_numbers
+from mless.values import (
+    Condition,
+    FigureKind,
+    FigureSpec,
+    Panel,
+    Placement,
+    format_numbers,
+    parse_numbers,
+    pick_item,
+    stand_ins,
+)
 
 _FORBID = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)  # layers = 1 means "1"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+#: Pictures of a whole model: of their conditions they show those that were run.
+_OVERVIEWS = ("map", "retained", "mass")
+#: What a study must not decide, because a study may come from anybody; typed on the command line it is the user's own doing.
+_TYPED_ONLY = {"trust_remote_code": "--trust-remote-code"}
+
+
+def _split_names(value: Any) -> Any:
+    """``none,mless``, as a command line has it."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_split_names)]
 
 
 class ConditionTable(BaseModel):
@@ -46,7 +69,7 @@ class FigureTable(BaseModel):
     model_config = _FORBID
     kind: FigureKind
     panels: list[PanelTable] = []
-    conditions: list[str] = ["none", "mless"]
+    conditions: Names = ["none", "mless"]
     heads: str | None = None  # replaces the panels' heads: "2,5" or "most-shifted:3"
     layers: str | None = None  # replaces the panels' layers
 
@@ -66,14 +89,13 @@ class StudySpec(BaseModel):
     title: str = ""
     model: str = "smollm2"
     tokenizer: str | None = None
-    trust_remote_code: bool = False
     data: str = "bundled"
     question_field: str | None = None
     answer_field: str | None = None
     limit: int | None = Field(default=None, ge=1)
     prompt: Literal["auto", "chat", "raw"] = "auto"
     system: str = SYSTEM_TEXT
-    conditions: list[str] = ["none", "mless", "mful", "random"]
+    conditions: Names = ["none", "mless", "mful", "random"]
     condition: dict[str, ConditionTable] = {}
     filler: str = " /"
     meaningful: str = " he"
@@ -91,12 +113,6 @@ class StudySpec(BaseModel):
 
     _source: str | None = PrivateAttr(default=None)
     _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
-
-    @field_validator("conditions", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        """``none,mless``, as a command line has it."""
-        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
     @property
     def source(self) -> str:
@@ -163,45 +179,95 @@ class StudySpec(BaseModel):
                 raise BadStudy(f"{self.name} shows one layer, got --layers {table.layers}; give one number")
         return FigureSpec(self.name, table.kind, tuple(panels), tuple(table.conditions))
 
-    def single_layer(self) -> int | None:
-        """The layer asked for, of a picture that shows one and has no published panels."""
-        if self.figure is None or self.figure.kind != "mass" or self.figure.layers is None:
+    def single_layer(self, highest: int = 10_000) -> int | None:
+        """The one layer shown by a picture that has no published panels: the one asked for, else the study's first."""
+        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained"):
             return None
-        chosen = parse_numbers(self.figure.layers, 10_000, "layer")
+        if self.figure.layers is None:
+            return parse_numbers(self.layers, highest, "layer")[0]
+        chosen = parse_numbers(self.figure.layers, highest, "layer")
         if len(chosen) != 1:
             raise BadStudy(f"{self.name} shows one layer, got --layers {self.figure.layers}; give one number")
         return chosen[0]
 
     def check_figure(self, layers: int, heads: int) -> None:
-        """Fail before the run, not after it, when a model of that many layers and heads cannot show the figure."""
+        """Fail before the run, not after it, when the study cannot show its figure on a model of that many layers and heads."""
         if self.figure is None:
             return
-        if self.figure.heads is not None and self.figure.kind in ("map", "retained", "mass"):
-            raise BadStudy(f"{self.name} shows every head; leave --heads out")
-        if self.figure.heads is not None and not re.fullmatch(r"\s*most-shifted(:[1-9]\d*)?\s*", self.figure.heads):
-            parse_numbers(self.figure.heads, heads, "head")
-        self.single_layer()
+        self._check_shown_conditions(self.figure)
+        layer = self.single_layer(layers)
         panels = self.figure_spec(layers).panels
-        for panel in panels:
-            if panel.layer > layers:
+        for shown in [layer] if layer is not None else [panel.layer for panel in panels]:
+            if shown > layers:
                 raise BadStudy(
-                    f"{self.name} shows layer {panel.layer}, but this model's layers are 1 to {layers}; choose with --layers"
+                    f"{self.name} shows layer {shown}, but this model's layers are 1 to {layers}; choose with --layers"
                 )
-            if self.figure.heads is None and panel.head > heads:
+            if shown not in (run := parse_numbers(self.layers, 10_000, "layer")):
+                raise BadStudy(
+                    f"{self.name} shows layer {shown}, but would measure {format_numbers(run)}; choose with --layers"
+                )
+        if self.figure.kind in _OVERVIEWS:
+            return
+        if self.figure.heads is None:
+            wanted = [panel.head for panel in panels]
+        elif re.fullmatch(r"\s*most-shifted(:[1-9]\d*)?\s*", self.figure.heads):
+            wanted = []
+        else:
+            wanted = parse_numbers(self.figure.heads, heads, "head")
+        for head in wanted:
+            if head > heads:
                 count = len(panels) if self.figure.kind == "heads" else 1
                 raise BadStudy(
-                    f"{self.name} shows head {panel.head}, but this model's heads are 1 to {heads} (numbered from 1); "
+                    f"{self.name} shows head {head}, but this model's heads are 1 to {heads} (numbered from 1); "
                     f"choose some: --heads most-shifted:{count}, or a list such as --heads 1,{heads}"
                 )
+            if head not in (run := parse_numbers(self.heads, heads, "head")):
+                raise BadStudy(
+                    f"{self.name} shows head {head}, but would store {format_numbers(run)}; choose with --heads or --set heads={head}"
+                )
 
-    def for_model(self, model: str, number: int, among: int) -> StudySpec:
-        """The study for one of several models: of a figure, the panels that this one stands for."""
-        published = self.published_models()
-        if self.figure is None or not published:
-            return self.model_copy(update={"model": model})
-        stands_for = model if model in published else published[number] if among == len(published) else published[0]
-        panels = [panel for panel in self.figure.panels if panel.model == stands_for]
-        return self.model_copy(update={"model": model, "figure": self.figure.model_copy(update={"panels": panels})})
+    def _check_shown_conditions(self, table: FigureTable) -> None:
+        run = {condition.name: condition.kind for condition in self.conditions_in_order()}
+        shown = list(dict.fromkeys(table.conditions))
+        for name in shown:
+            self._condition(name)  # a slip of the pen is told apart from a condition that is merely not run
+        missing = [name for name in shown if name not in run]
+        kept = [name for name in shown if name in run]
+        if missing and table.kind not in _OVERVIEWS:
+            raise BadStudy(
+                f"{self.name} shows {', '.join(map(repr, missing))}, but would run {', '.join(run)} only; add it with --set conditions=…, "
+                f"or leave it out: --set figure.conditions={','.join(kept) or ','.join(run)}"
+            )
+        filled = [name for name in kept if run[name] != "none"]
+        heads = table.heads or ("" if table.panels else "most-shifted")
+        compares = table.kind in ("map", "retained", "versus") or (table.kind != "mass" and "most-shifted" in heads)
+        if not (filled if compares else kept):
+            raise BadStudy(
+                f"{self.name} has nothing to show: of its conditions {', '.join(shown) or '(none named)'}, none "
+                f"{'with filler ' if compares else ''}is run; name some that are: --set figure.conditions={','.join(run)}"
+            )
+
+    def check_item(self, wanted: str) -> None:
+        """Fail before the run where the data holds no such item."""
+        _, items = tasks.load_items(
+            self.data,
+            question_field=self.question_field,
+            answer_field=self.answer_field,
+            limit=self.limit,
+            seed=self.seed,
+        )
+        pick_item([item.id for item in items], wanted, self.data)
+
+    def for_models(self, models: Sequence[str]) -> list[StudySpec]:
+        """The study for each of several models: of a figure, the panels that this one stands for."""
+        if self.figure is None or not self.figure.panels:
+            return [self.model_copy(update={"model": model}) for model in models]
+        found: list[StudySpec] = []
+        for model, published in zip(models, stand_ins(self.published_models(), [[m] for m in models]), strict=True):
+            panels = [panel for panel in self.figure.panels if panel.model == published]
+            figure = self.figure.model_copy(update={"panels": panels})
+            found.append(self.model_copy(update={"model": model, "figure": figure}))
+        return found
 
     def published_models(self) -> list[str]:
         """The models a figure was published for, in order."""
@@ -276,6 +342,10 @@ def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             *tables, last = map(str, first["loc"])
+            if last in _TYPED_ONLY:
+                raise BadStudy(
+                    f"study {source} has no field {where!r}: only the {_TYPED_ONLY[last]} flag on the command line can do that"
+                ) from None
             inside = _fields(tables)
             names = [".".join([*tables, name]) for name in inside]
             near = difflib.get_close_matches(last, inside, n=1)

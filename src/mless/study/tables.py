@@ -119,10 +119,9 @@ def _stored_sums(table: pa.Table, prompt: Prompt) -> Float[np.ndarray, " rows"]:
 
 
 def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """log λ_item; NaN where either side is 0 or undefined."""
+    """log λ_item; NaN where it is undefined. A question that kept nothing at all gives −inf, which the statistics refuse by name."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(with_filler / without)
-    return np.where(np.isfinite(logs), logs, np.nan)
+        return np.where(without > 0, np.log(with_filler / without), np.nan)
 
 
 def retained_table(

@@ -14,12 +14,8 @@ _PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecide
 
 def verdict_lines(path: Path) -> list[str]:
     """One line per condition, then what it means for the published claim, then what limits it."""
-    import pyarrow.parquet as pq
-
     folder = ResultFolder(path)
-    rows: list[dict[str, Any]] = pq.read_table(
-        folder.require("retained"), filters=[("queries", "==", "original")]
-    ).to_pylist()
+    rows: list[dict[str, Any]] = folder.read_table("retained", filters=[("queries", "==", "original")]).to_pylist()
     about = folder.manifest() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
@@ -31,7 +27,11 @@ def verdict_lines(path: Path) -> list[str]:
         yardstick = by_condition["random"] if _comparable(name, conditions) else []
         lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(mine, yardstick)}")
     if "mless" in by_condition:
-        lines.append(_claim(by_condition["mless"]))
+        text = by_condition["random"] if _comparable("mless", conditions) else []
+        lines.append(_claim(by_condition["mless"], conditions["mless"]["placement"], text))
+    measured, there = len(about.get("heads", [])), about["model"].get("heads", 0)
+    if measured < there:
+        lines.append(f"Only {measured} of {there} heads were measured; what is said of a layer is said of these.")
     lines += _limits(rows, by_condition)
     return lines
 
@@ -86,8 +86,10 @@ def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], yardstick: l
     )
 
 
-def _claim(rows: list[dict[str, Any]]) -> str:
-    """The published claim: layer 1 drops, from layer 2 on there is no regular change."""
+def _claim(rows: list[dict[str, Any]], placement: str, text: list[dict[str, Any]]) -> str:
+    """The published claim: with filler before the question layer 1 drops, from layer 2 on there is no regular change."""
+    if placement != "before-question":
+        return f"The published claim is about filler before the question; this one stands {placement}."
     layers = {row["layer"]: row["verdict"] for row in rows if row["head"] == 0}
     if 1 not in layers:
         return "The published claim is about layer 1, which was not measured."
@@ -99,6 +101,16 @@ def _claim(rows: list[dict[str, Any]]) -> str:
     }
     later = [layer for layer, verdict in layers.items() if layer > 1 and verdict in ("drops", "rises")]
     rest = f"; later layers that change too: {format_numbers(later)}" if later else ""
+    mine = next(row for row in rows if row["layer"] == 1 and row["head"] == 0)
+    for row in text:
+        # Without this a reader would take for the filler's doing what any inserted text does.
+        if (
+            row["layer"] == 1
+            and row["head"] == 0
+            and mine["verdict"] == row["verdict"] == "drops"
+            and row["lo"] <= mine["hi"]
+        ):
+            rest += f"; natural text of the same length takes {'more' if row['hi'] < mine['lo'] else 'as much'} ({row['retained']:.2f})"
     return f"The published claim (layer 1 drops) {words[layers[1]]}{rest}."
 
 

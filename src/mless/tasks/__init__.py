@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from mless.tasks.generating import arithmetic
-from mless.tasks.reading import bundled_items, filler_sentences, load_items
+from mless.tasks.reading import filler_sentences, load_items
 
-__all__ = ["arithmetic", "bundled_items", "filler_sentences", "load_items"]
+__all__ = ["arithmetic", "filler_sentences", "load_items"]

@@ -75,11 +75,6 @@ def load_items(
     return name.encode("utf-8", "replace").decode(), items[:limit]
 
 
-def bundled_items() -> list[Item]:
-    """The questions that come with mless, written for it."""
-    return _items(_bundled_rows(), "bundled", None, None)
-
-
 def filler_sentences() -> list[str]:
     """Plain sentences with no bearing on any question, for the `random` condition."""
     return resources.files("mless.tasks").joinpath("sentences.txt").read_text("utf-8").splitlines()
