@@ -89,10 +89,18 @@ def test_a_model_that_looks_ahead_is_found_out(monkeypatch):
         prove(model, PROMPT, [1])
 
 
+def test_a_machine_that_does_not_repeat_its_last_bit_is_told_from_that():
+    model = tiny("llama")
+    calls = iter(range(100))
+    inner = model.model.norm.forward
+    model.model.norm.forward = lambda x: inner(x) * (1 + 1e-7 * (next(calls) == 3))
+    assert "does not repeat" in prove(model, PROMPT, [1])["restoration"]
+
+
 def test_a_model_that_is_not_given_back_is_found_out():
     model = tiny("llama")
     calls = iter(range(100))
     inner = model.model.norm.forward
-    model.model.norm.forward = lambda x: inner(x) + 1e-6 * next(calls)
+    model.model.norm.forward = lambda x: inner(x) + 1e-2 * (next(calls) == 3)
     with pytest.raises(ProofFailed, match="did not give back"):
         prove(model, PROMPT, [1])

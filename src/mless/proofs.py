@@ -20,6 +20,8 @@ _RECEIVED = 1e-4
 #: How far an attention's output, and a token's hidden state, may be from the other computation's, as a share of its own size.
 _OUTPUT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 _HIDDEN = {"float32": 1e-3, "bfloat16": 2e-1, "float16": 5e-2}
+#: What two plain forwards may differ by where the machine's own arithmetic does not repeat.
+_RESTORED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 #: Long enough for a whole ordinary prompt, short enough for eager's matrices.
 _TOKENS = 512
 
@@ -36,7 +38,7 @@ def prove(
     output:      the attention's output, likewise
     forward:     the model's hidden states are the same with the instrument on as without it
     causality:   another last token leaves every earlier hidden state as it was
-    restoration: after the instrument is taken off, the model's outputs are the same bits as before
+    restoration: after the instrument is taken off, the model's outputs are as before, to the bit where the machine repeats itself
     """
     tokens = torch.tensor([prompt.token_ids[:_TOKENS]], device=model.device)
     before = _hidden(model, tokens)
@@ -68,10 +70,16 @@ def prove(
             f"{model.label}'s hidden states are not finite (NaN or infinite) after layer {model.loaded_layers}; the weights or the dtype "
             "break it: try --dtype float32, or check the checkpoint"
         )
-    if not torch.equal(before, _hidden(model, tokens)):
-        raise ProofFailed(
-            f"{model.label}: taking the instrument off did not give back the model's own outputs; please report this"
-        )
+    after = _hidden(model, tokens)
+    restored = "same bits"
+    if not torch.equal(before, after):
+        # Seen once in some hundred runs on a busy CPU: a plain forward that does not repeat its own last bit.
+        if not (gap := _gap(before, after)) <= _RESTORED[model.dtype]:
+            raise ProofFailed(
+                f"{model.label}: taking the instrument off did not give back the model's own outputs (they differ by {gap:.2g} of a token's "
+                "size); please report this"
+            )
+        restored = f"to {gap:.1g} (this machine does not repeat a forward bit for bit)"
     allowed = _HIDDEN[model.dtype]
     if not (forward := _gap(before, inside)) <= allowed:
         raise ProofFailed(
@@ -83,7 +91,7 @@ def prove(
             f"{model.label}: a changed last token moved earlier hidden states (by {causality:.2g} of their size): the model looks ahead, so "
             "what a token received cannot be told; see docs/adding-a-model.md"
         )
-    return {**worst, "forward": forward, "causality": causality, "restoration": "same bits", "tokens": tokens.shape[1]}
+    return {**worst, "forward": forward, "causality": causality, "restoration": restored, "tokens": tokens.shape[1]}
 
 
 def _hidden(model: LoadedModel, tokens: Tensor) -> Tensor:
