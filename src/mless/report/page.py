@@ -149,6 +149,8 @@ def _words(value: object) -> str:
         return ", ".join(_words(part) for part in cast("list[object]", value))
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2g}"
     return "–" if value is None else str(value)
 
 

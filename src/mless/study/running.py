@@ -80,13 +80,7 @@ def run_study(
 
     conditions = spec.conditions_in_order()
     spec.margins_of()
-    task, items = tasks.load_items(
-        spec.data,
-        question_field=spec.question_field,
-        answer_field=spec.answer_field,
-        limit=spec.limit,
-        seed=spec.seed,
-    )
+    task, items = spec.load_items()
     described = describe(spec.model, trust_remote_code=trust_remote_code, say=told.say, step=told.step)
     layers = parse_numbers(spec.layers, described.layers, "layer")
     heads = parse_numbers(spec.heads, described.heads, "head")

@@ -22,6 +22,7 @@ from mless.values import (
     Condition,
     FigureKind,
     FigureSpec,
+    Item,
     Panel,
     Placement,
     format_numbers,
@@ -247,15 +248,19 @@ class StudySpec(BaseModel):
                 f"{'with filler ' if compares else ''}is run; name some that are: --set figure.conditions={','.join(run)}"
             )
 
-    def check_item(self, wanted: str) -> None:
-        """Fail before the run where the data holds no such item."""
-        _, items = tasks.load_items(
+    def load_items(self) -> tuple[str, list[Item]]:
+        """The task's name and the items the study is about."""
+        return tasks.load_items(
             self.data,
             question_field=self.question_field,
             answer_field=self.answer_field,
             limit=self.limit,
             seed=self.seed,
         )
+
+    def check_item(self, wanted: str) -> None:
+        """Fail before the run where the data holds no such item."""
+        _, items = self.load_items()
         pick_item([item.id for item in items], wanted, self.data)
 
     def for_models(self, models: Sequence[str]) -> list[StudySpec]:
