@@ -17,6 +17,7 @@ help:
 
 demo: install
 	@$(BIN)/mless run quick
+	@echo "to use the command yourself: . .venv/bin/activate"
 
 install: .venv/.installed
 test-install: .venv/.test-installed

@@ -4,8 +4,8 @@ import mless
 
 model = mless.load("smollm2", layers=1)
 questions = mless.items("bundled")
-without = mless.prompts(model, questions, "none")
-with_filler = mless.prompts(model, questions, "mless", length=55)
+without = mless.prompts(model, questions, "none", prompt="raw")
+with_filler = mless.prompts(model, questions, "mless", prompt="raw", length=55)
 before = list(mless.received(model, without))
 after = list(mless.received(model, with_filler))
 for share in mless.retained(before, after):

@@ -99,6 +99,16 @@ def test_later_layers_are_grouped_by_what_they_do(tmp_path: Path) -> None:
     assert lines[2].endswith("layer 1 keeps its attention; later layers that change too: 2–4.")
 
 
+def test_heads_that_move_in_a_layer_that_does_not_are_counted(tmp_path: Path) -> None:
+    folder = ResultFolder(write(tmp_path, {"mless": {1: DROPS, 2: SAME, 3: SAME}}))
+    table = folder.read_table("retained").to_pylist()
+    for row in table:
+        if (row["layer"], row["head"]) == (3, 9):
+            row["verdict"] = "rises"
+    folder.write_table("retained", pa.Table.from_pylist(table))
+    assert verdict_lines(tmp_path)[1].endswith("; layers 2–3 unchanged (1 of 18 heads are not)")
+
+
 def test_without_layer_one_the_claim_is_not_judged(tmp_path: Path) -> None:
     lines = verdict_lines(write(tmp_path, {"mless": {2: DROPS, 3: SAME}}))
     assert ": layer 2 drops: 8 of 9 heads" in lines[1]

@@ -66,6 +66,10 @@ def _sentence(rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> st
             if verdict != "unchanged" and shares:
                 low, high = f"{min(shares):.2f}", f"{max(shares):.2f}"
                 extent = f" ({low})" if low == high else f" ({low}–{high})"
+            if verdict == "unchanged":
+                heads = [row for row in rows if row["layer"] in named and row["head"] > 0]
+                moved = sum(row["verdict"] in ("drops", "rises") for row in heads)
+                extent = f" ({moved} of {len(heads)} heads are not)" if moved else ""
             parts.append(f"layer{'s' if len(named) > 1 else ''} {format_numbers(named)} {word}{extent}")
     return "; ".join(parts)
 
