@@ -1,8 +1,19 @@
-"""Data sets: questions from files, generated and bundled ones, and plain sentences for the `random` condition."""
+"""Data sets: questions from files, generated and bundled ones, plain sentences; answers found in a text, and their grades."""
 
 from __future__ import annotations
 
+from mless.tasks.extracting import TASK_RULES, Extracted, extract
 from mless.tasks.generating import arithmetic
+from mless.tasks.grading import Grade, Grader
 from mless.tasks.reading import filler_sentences, load_items
 
-__all__ = ["arithmetic", "filler_sentences", "load_items"]
+__all__ = [
+    "TASK_RULES",
+    "Extracted",
+    "Grade",
+    "Grader",
+    "arithmetic",
+    "extract",
+    "filler_sentences",
+    "load_items",
+]

@@ -401,6 +401,13 @@ def test_p_out_of_range_is_refused(bad: float):
             adjust(np.array([0.5, bad, math.nan]))
 
 
+def test_holm_agrees_with_statsmodels():
+    from statsmodels.stats.multitest import multipletests
+
+    p = rng().uniform(0, 0.2, size=9)
+    np.testing.assert_allclose(holm(p), multipletests(p, method="holm")[1])
+
+
 # ---- verdicts --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,16 @@
+"""Whether an extracted answer equals the reference, and why it was judged so.
+
+Two rules look at every pair. The string rule compares normalised text, and plain numbers as exact fractions. The symbolic rule (math-verify
+on latex2sympy) compares values, in a worker process with a limit on time and memory: ``9^{9^{9^9}}`` ends the worker, not the run. An answer
+is correct where either rule says so and nothing speaks against it (another unit, a tuple for a set). No rule accepts a part of a text.
+
+Conventions: 1\\frac{1}{2} is one and a half; 1,234 is a number, 1, 234 a list; a list is a set of solutions, a tuple has an order; a missing
+unit, degree sign, currency or "x =" is forgiven, another one is not; 50% equals 50 and 0.5; a decimal of six or more significant digits
+equals the fraction or root that it rounds or cuts, two decimals are compared exactly; digits in a base equal the same digits in the same base.
+"""
+
+from __future__ import annotations
+
+from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grade, Grader
+
+__all__ = ["MAX_SYMBOLIC", "NOTES", "Grade", "Grader"]

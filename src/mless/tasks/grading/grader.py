@@ -1,0 +1,250 @@
+"""The judgement of a pair: by its text, by its numbers, and where neither says so by its value."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Literal, cast
+
+from mless.errors import BadData, BadStudy
+from mless.tasks.extracting import Extracted
+from mless.tasks.grading.reading import TOKEN, Reading, approximates, bare, read, words_of
+from mless.tasks.grading.worker import Fault, Worker
+
+#: Longer texts are compared as text only: no reference is this long, and a parser's time grows faster than its text.
+MAX_SYMBOLIC = 2_000
+
+#: Notes in `Grade.why` that say why the symbolic rule has no verdict; count by them.
+NOTES = {
+    "off": "symbolic grading is off: compared as text",
+    "words": "words: compared as text",
+    "long": "too long for symbolic grading: compared as text",
+    "time": "symbolic grading ran out of time: compared as text",
+    "memory": "symbolic grading ran out of memory: compared as text",
+    "crash": "symbolic grading crashed: compared as text",
+    "reference": "reference not parsed: compared as text",
+    "answer": "answer not parsed: compared as text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The judgement of one answer. A rule that was not asked, or could not say, is None."""
+
+    correct: bool
+    why: str
+    symbolic: bool | None
+    string: bool | None
+    disagree: bool
+
+
+# --- comparing ---
+
+_ASSIGNED = re.compile(r"(^|, )(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w{1,5}\})?(?:\([A-Za-z]\))?=")
+_MEMBER = re.compile(r"[A-Za-z]\\in ?")
+
+
+def _value_side(one: Reading, other: Reading) -> Reading | None:
+    """`one` without the name it gives its value, where `other` is a bare value; None where it is an equation to be solved."""
+    text = _MEMBER.sub("", one.text, count=1) if _MEMBER.match(one.text) and r"\in" not in other.text else one.text
+    if "=" in text and "=" not in other.text:
+        text = _ASSIGNED.sub(r"\1", text)
+        left, equal, right = text.rpartition("=")
+        if equal:
+            if re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\\text\{[^{}]*\}", "", left)) and re.search(
+                r"[-+/^\d]|\\(?:cdot|frac|sqrt)", left
+            ):
+                return None
+            text = right
+    if text == one.text:
+        return one
+    # Read anew: what was an equation may now be a number with a unit.
+    again = read(text)
+    return replace(again, unit=again.unit or one.unit, percent=again.percent or one.percent)
+
+
+_Shape = Literal["set", "tuple", "interval", "list", "other"]
+
+
+def _shape(text: str) -> tuple[_Shape, int]:
+    """What the brackets around the whole say it is, and its number of elements."""
+    depth = 0
+    top = inner = 0
+    closes_early = False
+    tokens: list[str] = TOKEN.findall(text)
+    for place, token in enumerate(tokens):
+        if token in ("(", "[", r"\{", "{"):
+            depth += 1
+        elif token in (")", "]", r"\}", "}"):
+            depth -= 1
+            closes_early |= depth == 0 and place < len(tokens) - 1
+        elif token == ",":
+            top += depth == 0
+            inner += depth == 1
+    if top:
+        return "list", top + 1
+    if closes_early or not tokens or not inner:
+        return ("set", inner + 1) if tokens and not closes_early and tokens[0] == r"\{" else ("other", 1)
+    ends = tokens[0] + tokens[-1]
+    kinds: dict[str, _Shape] = {r"\{\}": "set", "()": "tuple", "[]": "interval", "[)": "interval", "(]": "interval"}
+    return kinds.get(ends, "other"), inner + 1
+
+
+def _shapes_differ(answer: str, reference: str) -> bool:
+    """Where math-verify would take a set for a tuple, or drop what is said twice in a list."""
+    (one, n), (two, m) = _shape(answer), _shape(reference)
+    if {one, two} == {"set", "tuple"}:
+        return True
+    if n == m or re.search(r"\\(?:pm|le|ge|cup|in)(?![a-z])|[<>=]", answer + reference):
+        return False
+    return {one, two} <= {"list", "tuple"} or {one, two} == {"list", "other"}
+
+
+def _same_number(answer: Reading, reference: Reading) -> bool:
+    a, r = answer.number, reference.number
+    if a is None or r is None:
+        return False
+    if answer.percent == reference.percent:
+        return a == r
+    # "What percent …" is answered 50, 50% or 0.5.
+    return a == r or (a / 100 == r if answer.percent else a == r / 100)
+
+
+def _units_differ(answer: Reading, reference: Reading) -> bool:
+    return (
+        bool(answer.unit and reference.unit)
+        and answer.unit != reference.unit
+        and "unit" not in (answer.unit, reference.unit)
+    )
+
+
+@dataclass(slots=True)
+class Grader:
+    """Grades answers; its worker starts when the first pair needs it, and again after it was killed.
+
+    ``limit`` is in seconds per pair, ``memory`` in bytes (where the system can limit it). Verdicts do not depend on the order of pairs;
+    only whether a pair runs out of time depends on the machine, and ``why`` tells.
+    """
+
+    limit: int | float = 5.0
+    memory: int = 2 * 1024**3
+    symbolic: bool = True
+    _worker: Worker | None = field(default=None, init=False, repr=False)
+    _known: dict[tuple[str, str], bool | Fault] = field(
+        default_factory=dict[tuple[str, str], "bool | Fault"], init=False, repr=False
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit < 3600:
+            raise BadStudy(f"grading: the limit per pair must be between 0 and 3600 seconds, got {self.limit}")
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker. The next pair would start another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
+
+    def grade_many(
+        self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
+    ) -> list[Grade]:
+        """One grade per (answer, reference), in order; `progress` hears (done, all) after each."""
+        grades: list[Grade] = []
+        for extracted, reference in pairs:
+            grades.append(self.grade(extracted, reference))
+            if progress is not None:
+                progress(len(grades), len(pairs))
+        return grades
+
+    def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
+        """Judges one answer against its reference."""
+        if not reference.strip():
+            raise BadData("grading: the reference answer is empty; remove the item, or say --answer-field NAME")
+        answer = extracted.text if isinstance(extracted, Extracted) else extracted
+        if answer is None or not answer.strip():
+            return Grade(False, "no answer", None, None, False)
+        a, r = read(answer), read(reference)
+        # 100,200,300 is a number, unless the reference is a list of three.
+        if a.merged != r.merged and "list" in (_shape(a.text)[0], _shape(r.text)[0]):
+            a, r = read(answer, thousands=False), read(reference, thousands=False)
+        if not a.text and not r.text:  # nothing but layout: a full stop is no comma
+            same = bare(answer) == bare(reference)
+            return Grade(same, "same text" if same else "other text", None, same, False)
+        if a.text == r.text and a.percent == r.percent and not _units_differ(a, r):
+            return Grade(True, "same text", None, True, False)
+        if a.words is not None or r.words is not None:
+            same = words_of(answer) == words_of(reference)
+            return Grade(same, f"{'same' if same else 'other'} text; {NOTES['words']}", None, same, False)
+        if a.based or r.based:
+            same = a.based == r.based
+            return Grade(same, "same digits in the same base" if same else "other digits or base", None, same, False)
+        if _units_differ(a, r):
+            return Grade(False, f"other unit: {_short(a.unit)}, not {_short(r.unit)}", None, False, False)
+        value, wanted = _value_side(a, r), _value_side(r, a)
+        if value is None or wanted is None:
+            return Grade(False, "an equation against a value", None, False, False)
+        if _units_differ(value, wanted):
+            return Grade(False, f"other unit: {_short(value.unit)}, not {_short(wanted.unit)}", None, False, False)
+        return self._compare(value, wanted)
+
+    def _compare(self, a: Reading, r: Reading) -> Grade:
+        if a.number is not None and r.number is not None:
+            if _same_number(a, r):
+                return Grade(True, "same number", True, True, False)
+            if not r.digits and r.number.denominator > 1 and a.percent == r.percent and approximates(a, r.number):
+                return Grade(True, f"same number to {a.digits} digits", True, False, True)
+            return Grade(False, "other number", False, False, False)
+        if a.text and a.text == r.text and a.percent == r.percent:
+            return Grade(True, "same text", None, True, False)
+        if _shapes_differ(a.text, r.text):
+            return Grade(False, "another kind or number of elements", None, False, False)
+        verdict = self._ask(a, r)
+        if isinstance(verdict, bool):
+            return Grade(verdict, "same value" if verdict else "other value", verdict, False, verdict)
+        return Grade(False, f"other text; {NOTES[verdict]}", None, False, False)
+
+    def _ask(self, a: Reading, r: Reading) -> bool | Fault:
+        """The symbolic verdict, or what stood in its way."""
+        if not self.symbolic:
+            return "off"
+        if max(len(a.text), len(r.text)) > MAX_SYMBOLIC:
+            return "long"
+        one_percent = a.percent != r.percent
+        pair = tuple(side.text + (r"\%" if one_percent and side.percent else "") for side in (a, r))
+        answer, reference = cast("tuple[str, str]", pair)
+        for text, fault in ((reference, "reference"), (answer, "answer")):
+            if re.search(r"(?<![_^\d])\d+ \d", text):  # latex2sympy would multiply them
+                return cast("Fault", fault)
+        with self._lock:
+            if (answer, reference) in self._known:
+                return self._known[answer, reference]
+            verdict: bool | Fault = "crash"
+            # A worker may die of what it was asked before, or from outside: only a fresh one's death is this pair's doing.
+            for _ in range(2):
+                if self._worker is None:
+                    self._worker = Worker(float(self.limit), self.memory)
+                verdict = self._worker.ask(answer, reference)
+                if verdict in ("time", "memory", "crash"):
+                    self._worker.end()
+                    self._worker = None
+                if verdict not in ("memory", "crash"):
+                    break
+            if len(self._known) < 200_000:
+                self._known[answer, reference] = verdict
+            return verdict
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"

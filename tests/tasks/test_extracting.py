@@ -1,0 +1,253 @@
+"""Where an answer is found in a text, and that no text is too hostile to be read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mless.errors import BadStudy
+from mless.tasks.extracting import (
+    DEFAULT_RULES,
+    NO_ANSWER,
+    RULES,
+    TASK_RULES,
+    Extracted,
+    boxed,
+    choice,
+    extract,
+    hashes,
+    number,
+)
+
+# Text out of the signs that the rules look for, so that random text gets past their first character.
+pieces = st.sampled_from(
+    [*"{}\\$#.,-%/()AB 15\n", "\\boxed", "\\fbox{", "####", "answer is ", "\\frac{1}{2}", "1,234", "\\text{"]
+)
+texts = st.one_of(st.text(), st.lists(pieces, max_size=60).map("".join))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so it is $\boxed{42}$.", "42"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"first \boxed{1}, then \boxed{2}", "2"),
+        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        (r"\boxed{ 7 }", "7"),
+        (r"\boxed {7}", "7"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed 5", "5"),
+        (r"is $\boxed 5$.", "5"),
+        (r"\boxed 3/4, as", "3/4"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\\boxed{5}", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{x = \fbox{}}", r"x = \fbox{}"),
+        (r"{{ \boxed{5}", "5"),
+        (r"}} \boxed{5}", "5"),
+        (r"\boxed{3} … so \boxed{5", "3"),
+        (r"\boxed{5", None),
+        (r"\boxed{\{5}\}", r"\{5"),
+        (r"\boxed{5\}", None),
+        (r"\boxed{}", None),
+        (r"\boxed{ }", None),
+        (r"\boxed", None),
+        (r"\boxedtext{5}", None),
+        (r"a boxed{5}", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_box(text: str, found: str | None) -> None:
+    assert boxed(text).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("9 * 2 = $<<9*2=18>>18\n#### 18", "18"),
+        ("#### 1,234", "1,234"),
+        ("####-5", "-5"),
+        ("#### $18 dollars", "$18"),
+        ("#### **18**", "18"),
+        ("#### $18$", "$18"),
+        ("#### 18.\nBye 7", "18"),
+        ("#### 3\n#### 4", "4"),
+        ("#### 3. Then add 4", None),
+        ("#### Step 3", None),
+        ("### 18", None),
+        ("####", None),
+    ],
+)
+def test_the_number_behind_four_hashes(text: str, found: str | None) -> None:
+    assert hashes(text).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It takes 3 days and 12 hours.", "12"),
+        ("That is $1,234.50.", "$1,234.50"),
+        ("from 5-3", "3"),
+        ("it is -3", "-3"),
+        ("it is −3", "−3"),
+        ("a debt of -$5", "-$5"),
+        ("7/8 of H2O", "7/8"),
+        ("12 / 5", "12 / 5"),
+        ("about 50%", "50%"),
+        (r"about 50 \%", r"50 \%"),
+        (".5", ".5"),
+        ("x2", None),
+        ("10^5", "10"),
+        ("none at all", None),
+    ],
+)
+def test_the_last_number(text: str, found: str | None) -> None:
+    assert number(text).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so $\frac{3}{4}$", r"\frac{3}{4}"),
+        (r"so $-\dfrac{3}{4}$", r"-\dfrac{3}{4}"),
+        (r"so $1\frac{3}{4}$", r"1\frac{3}{4}"),
+        (r"so $\frac34$", r"\frac34"),
+        (r"$\frac{3}{4}$, or 0.75", "0.75"),
+    ],
+)
+def test_a_latex_fraction_counts_as_a_number_when_asked(text: str, found: str) -> None:
+    assert number(text, latex=True).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The answer is B.", "B"),
+        ("The answer is (b), not (C).", "B"),
+        ("**Answer: D**", "D"),
+        (r"Answer: $\boxed{\text{(E)}}$", "E"),
+        ("The correct option is A because", "A"),
+        ("Is the answer A? No, the answer is C", "C"),
+        ("B", "B"),
+        ("(B)", "B"),
+        ("b.", "B"),
+        (r"\text{(C)}", "C"),
+        ("First (A), then (D) fits best", "D"),
+        ("D. the last one", "D"),
+        ("A. one\nB. two", None),
+        ("The answer is Bob", None),
+        ("The answer is A+B", None),
+        ("F", None),
+        ("A man", None),
+    ],
+)
+def test_the_choice(text: str, found: str | None) -> None:
+    assert choice(text).text == found
+
+
+def test_rules_apply_in_their_order() -> None:
+    text = "#### 3\n\\boxed{4} and 5"
+    assert [extract(text, rules).text for rules in (("hashes", "boxed"), ("boxed", "hashes"), ("number",))] == list(
+        "345"
+    )
+    assert extract("just 7", ("boxed", "number")) == Extracted("7", "number", 5, 6)
+    assert extract("just 7", ("boxed",)) == extract("just 7", ()) == NO_ANSWER
+    assert NO_ANSWER.text is None
+    assert NO_ANSWER.how == "none"
+    assert extract("#### 18 apples, so 4").text == "4"
+    assert extract("#### 18 apples\nso 4").text == "18"
+    assert all(set(rules) <= set(RULES) for rules in TASK_RULES.values())
+
+
+def test_a_truncated_solution_has_no_answer_where_a_box_was_asked_for() -> None:
+    assert extract("We add 3 and 4, which gives 7, so that", TASK_RULES["math500"]) == NO_ANSWER
+
+
+def test_an_unknown_rule_is_refused_by_name() -> None:
+    rules: Any = ("box",)
+    with pytest.raises(Exception, match="box") as fault:
+        extract("5", rules)
+    # Under the tests' type checks the wrong word does not even get in; without them it meets our own message.
+    assert isinstance(fault.value, BadStudy) or "extract" in str(fault.value)
+
+
+@given(text=texts)
+@settings(max_examples=400, deadline=None)
+def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
+    for rule in RULES:
+        for latex in (False, True):
+            found = extract(text, (rule,), latex=latex)
+            if found.text is None:
+                assert found == NO_ANSWER
+                continue
+            assert found.how == rule
+            assert found.text == found.text.strip() != ""
+            there = text[found.start : found.stop]
+            assert found.text == (there.upper() if rule == "choice" else there)
+
+
+@given(text=texts)
+@settings(max_examples=300, deadline=None)
+def test_reading_an_answer_again_changes_nothing(text: str) -> None:
+    for rule in ("number", "choice"):
+        if (found := extract(text, (rule,)).text) is not None:
+            assert extract(found, (rule,)).text == found
+    if (found := boxed(text).text) is not None:
+        assert boxed(f"\\boxed{{{found}}} ").text is not None
+        if "\\" not in found:
+            assert boxed(f"\\boxed{{{found}}}").text == found
+
+
+@given(
+    inner=st.recursive(
+        st.text("ab1+ ", max_size=5), lambda part: st.lists(part, max_size=3).map(lambda p: "{" + "".join(p) + "}")
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_balanced_content_comes_back_whole(inner: str) -> None:
+    assert boxed(f"so $\\boxed{{{inner}}}$ holds").text == (inner.strip() or None)
+
+
+HOSTILE = [
+    "{", "}", "\\", "1", "1,", "111,", "#", "####", "#### ", "\\boxed", "\\boxed{", "\\boxed ", "\\boxed{a}", "\\boxed{{", " ", "\n", "answer ",
+    "answer is ", "(", "A", "A.\n", "a1", "-", "$", "-$", "\\frac", "\\frac{1}{", "1/", ".1", "%", "1 /", "\\text{", "\\\\boxed", "(A", "*",
+]  # fmt: skip
+
+
+def lines_run(text: str) -> int:
+    """How many lines of Python the rules run over `text`."""
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        extract(text, ("boxed", "hashes", "number", "choice"), latex=True)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("unit", HOSTILE, ids=repr)
+def test_work_grows_no_faster_than_the_text(unit: str) -> None:
+    once, twice = lines_run(unit * 1_000), lines_run(unit * 2_000)
+    assert twice <= 2.1 * once + 100
+
+
+@pytest.mark.parametrize("unit", HOSTILE, ids=repr)
+def test_a_hundred_kilobytes_are_read_at_once(unit: str) -> None:
+    # Inside a regular expression no line is counted; one that backtracked here would take minutes, not seconds.
+    for text in (unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "}"):
+        assert isinstance(extract(text, ("boxed", "hashes", "number", "choice"), latex=True), Extracted)
+
+
+def test_the_default_finds_all_but_letters() -> None:
+    assert "choice" not in DEFAULT_RULES
