@@ -106,11 +106,15 @@ def _other_last(model: LoadedModel, tokens: Tensor) -> Tensor:
 
 
 def _gap(first: Tensor, second: Tensor) -> float:
-    """The worst token's relative change. Per token: some have hidden states a hundred times larger, which would hide the rest."""
+    """The relative change of a token's hidden state, mean over tokens.
+
+    Per token, because some have hidden states a hundred times larger, which would hide the rest; the mean, because in a mixture of
+    experts a rounding can send one token to another expert, and that token then changes altogether.
+    """
     if not first.numel():
         return 0.0
     change = (first.float() - second.float()).norm(dim=-1)
-    return float((change / first.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)).max())
+    return float((change / first.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)).mean())
 
 
 def _eager(
