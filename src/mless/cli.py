@@ -368,7 +368,7 @@ def main() -> None:
     """Entry point: a fault of the user's is one line and exit code 2."""
     # OpenMP's threads spin while they wait, so on a machine with anything else to do a run takes four times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A rerun is to end with the same bits, so MKL may not choose its threads and code paths anew from call to call.
+    # A precaution: a rerun is to end with the same bits, so MKL is not left to choose its threads and code paths anew.
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     os.environ.setdefault("MKL_CBWR", "AUTO")
     try:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from mless.figures.folder import StoredResults
+from mless.study.verdict import random_is_yardstick
 from mless.values import SPAN_NAMES
 
 #: Of a longer example prompt the middle is left out.
@@ -218,7 +219,7 @@ def _retained(folder: StoredResults) -> list[dict[str, Any]]:
     text = {(row["layer"], row["head"]): row["retained"] for row in rows if row["condition"] == "random"}
     found: list[dict[str, Any]] = []
     for condition in dict.fromkeys([*folder.conditions, *(row["condition"] for row in rows)]):
-        beside = bool(text) and _like_random(condition, folder.conditions)
+        beside = bool(text) and random_is_yardstick(condition, folder.conditions)
         own: list[dict[str, Any]] = [
             {**row, "random": text.get((row["layer"], row["head"]))} for row in rows if row["condition"] == condition
         ]
@@ -232,14 +233,6 @@ def _retained(folder: StoredResults) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _like_random(condition: str, conditions: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether random text is a yardstick for a condition: as long, and in the same place."""
-    mine, text = conditions.get(condition), conditions.get("random")
-    if mine is None or text is None or condition == "random":
-        return False
-    return all(mine.get(key) == text.get(key) for key in ("length", "placement"))
 
 
 def _example(folder: StoredResults) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ def verdict_lines(path: Path) -> list[str]:
         "retained share = attention the question's tokens receive with filler over without"
     ]
     for name, mine in by_condition.items():
-        yardstick = by_condition["random"] if _comparable(name, conditions) else []
+        yardstick = by_condition["random"] if random_is_yardstick(name, conditions) else []
         lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(mine, yardstick)}")
     if "mless" in by_condition:
-        text = by_condition["random"] if _comparable("mless", conditions) else []
+        text = by_condition["random"] if random_is_yardstick("mless", conditions) else []
         lines.append(_claim(by_condition["mless"], conditions["mless"]["placement"], text))
     measured, there = len(about.get("heads", [])), about["model"].get("heads", 0)
     if measured < there:
@@ -36,10 +37,12 @@ def verdict_lines(path: Path) -> list[str]:
     return lines
 
 
-def _comparable(name: str, conditions: dict[str, dict[str, Any]]) -> bool:
+def random_is_yardstick(name: str, conditions: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether `random` is a yardstick for a condition: natural text of the same length in the same place."""
-    mine, text = conditions[name], conditions.get("random")
-    return text is not None and name != "random" and all(mine[key] == text[key] for key in ("length", "placement"))
+    mine, text = conditions.get(name), conditions.get("random")
+    if mine is None or text is None or name == "random":
+        return False
+    return all(mine.get(key) == text.get(key) for key in ("length", "placement"))
 
 
 def _describe(condition: dict[str, Any]) -> str:
