@@ -63,10 +63,11 @@ from mless.store import ResultFolder
 folder = ResultFolder(Path(sys.argv[1]))
 with folder.writing():
     folder.sweep()
-    print("ready", flush=True)
     for n in range(100_000):
         rows = pa.table({"n": pa.array([n] * 5000), "noise": pa.array([(n * k) % 9973 for k in range(5000)])})
         folder.write_unit({"first": rows, "second": rows}, f"{n % 40:05d}")
+        if n == 0:
+            print("writing", flush=True)  # a slow disk may take longer than any sleep to get here
 """
 
 
@@ -76,8 +77,8 @@ def test_a_killed_writer_leaves_only_whole_units(folder: ResultFolder) -> None:
     for _ in range(4):
         with child(_WRITER, folder.path) as writer:
             assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0.05, 0.4))
+            assert writer.stdout.readline() == "writing\n"
+            time.sleep(rng.uniform(0.0, 0.4))
             writer.send_signal(signal.SIGKILL)
             writer.wait()
         for path in (folder.path / "units").rglob("*.parquet"):
