@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
-from mless.prompting import SYSTEM_TEXT, align, build_prompts, render, resolve_kind
+from mless.prompting import SYSTEM_TEXT, align, build_messages, build_prompts, render, resolve_kind, shared_beginning
 from mless.study.direct import prompts as direct_prompts
 from mless.tasks import filler_sentences
 from mless.values import PLACEMENTS, Condition, Item, Prompt, Span, format_numbers, parse_numbers
@@ -429,3 +429,162 @@ def test_anywhere_leaves_the_templates_own_tokens_together(embedded: LoadedModel
         beside = [prompt.token_ids[filler.start - 1], prompt.token_ids[filler.stop]]
         shown = [embedded.tokenizer.decode([token]) for token in beside]
         assert all(piece in SYSTEM_TEXT or piece in "How much is two and two?" for piece in shown), shown
+
+
+# ---- conditions for answers --------------------------------------------------------------------------------------------------
+
+
+ITEMS = [Item("a", "How much is 1 + 1?"), Item("b", "Find the sum of two and three."), Item("c", "x")]
+
+
+def prompts_of(condition: Condition, *, kind: str = "chat", seed: int = 0) -> list[Prompt]:
+    made = build_prompts(
+        byte_level(CHATML), ITEMS, condition, kind=kind, seed=seed, sentences=filler_sentences()  # pyright: ignore
+    )  # fmt: skip
+    return list(made)
+
+
+def test_a_conditions_own_system_text_and_question_template() -> None:
+    rephrased = Condition("rephrased", "none", system="Think first.")
+    for own, plain in zip(prompts_of(rephrased), prompts_of(NONE), strict=True):
+        assert own.text == plain.text.replace(SYSTEM_TEXT, "Think first.")
+    twice = Condition("twice", "none", question="{question} Again: {question}")
+    for prompt, item in zip(prompts_of(twice, kind="raw"), ITEMS, strict=True):
+        assert prompt.text == f"{SYSTEM_TEXT}\n{item.question} Again: {item.question}"
+    # Braces in a question are its own.
+    odd = next(build_prompts(byte_level(), [Item("q", "{x} {question}?")], twice, kind="raw"))
+    assert odd.text.endswith("{x} {question}? Again: {x} {question}?")
+
+
+@pytest.mark.parametrize("kind", ["chat", "raw"])
+@pytest.mark.parametrize("placement", PLACEMENTS[:3])
+def test_a_shift_counts_on_as_if_filler_stood_there(placement: Any, kind: str) -> None:
+    shift = Condition("shift", "shift", None, 7, placement)
+    for moved, filled, plain in zip(
+        prompts_of(shift, kind=kind), prompts_of(replace(MLESS, placement=placement), kind=kind), prompts_of(NONE, kind=kind), strict=True
+    ):  # fmt: skip
+        assert moved.token_ids == plain.token_ids
+        assert moved.spans == plain.spans
+        # Each token stands at the position that it has in the prompt with filler.
+        assert list(moved.position_ids or ()) == filled.original
+        assert (plain.position_ids, filled.position_ids) == (None, None)
+
+
+def test_hidden_filler_is_the_same_prompt_with_a_mark_on_it() -> None:
+    hidden = replace(MLESS, hidden=True)
+    for one, other in zip(prompts_of(hidden), prompts_of(MLESS), strict=True):
+        assert (one.hidden, other.hidden) == (True, False)
+        assert replace(one, hidden=False) == other
+
+
+@pytest.mark.parametrize("kind", ["chat", "raw"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "condition",
+    [
+        NONE,
+        MLESS,
+        RANDOM,
+        Condition("shift", "shift", None, 7),
+        replace(MLESS, hidden=True),
+        Condition("own", "none", system="Think first.", question="Well: {question}"),
+    ],
+    ids=lambda condition: "hidden" if condition.hidden else condition.name,
+)
+def test_a_shared_beginning_is_every_items_beginning(condition: Condition, placement: Any, kind: str) -> None:
+    condition = replace(condition, placement=placement)
+    prompts = prompts_of(condition, kind=kind)
+    for prompt in prompts:
+        shared = shared_beginning(prompt, condition)
+        assert all(other.token_ids[:shared] == prompt.token_ids[:shared] for other in prompts)
+        if prompt.position_ids is not None:
+            assert all((other.position_ids or ())[:shared] == prompt.position_ids[:shared] for other in prompts)
+        if condition.kind != "none" and placement == "anywhere":
+            assert shared == 0
+        elif condition.kind == "text" and placement != "end":
+            assert shared == prompt.positions("filler")[0]
+        else:
+            assert shared == prompt.positions("question")[0] > 0
+            filler = prompt.positions("filler")
+            assert not filler or (filler[-1] < shared) == (placement != "end")
+
+
+def test_a_shared_beginning_is_the_prompts_own_affair() -> None:
+    (alone,) = build_prompts(byte_level(CHATML), ITEMS[:1], MLESS, kind="chat")
+    assert shared_beginning(alone, MLESS) == shared_beginning(prompts_of(MLESS)[0], MLESS)
+
+
+def conversations(condition: Condition, **given: Any) -> list[tuple[tuple[str, str], ...]]:
+    return list(build_messages(ITEMS, condition, **{"sentences": filler_sentences()} | given))
+
+
+def test_messages_for_servers_that_take_text() -> None:
+    question = ITEMS[0].question
+    assert conversations(NONE)[0] == (("system", SYSTEM_TEXT), ("user", question))
+    assert conversations(NONE, system=" ")[0] == (("user", question),)
+    own = Condition("own", "none", system="Think first.", question="{question} Say it.")
+    assert conversations(own)[0] == (("system", "Think first."), ("user", f"{question} Say it."))
+    slashes = "/ / / / / / /"
+    for placement, expected in {
+        "before-system": (("system", f"{slashes} {SYSTEM_TEXT}"), ("user", question)),
+        "before-question": (("system", SYSTEM_TEXT), ("user", f"{slashes} {question}")),
+        "end": (("system", SYSTEM_TEXT), ("user", f"{question} {slashes}")),
+    }.items():
+        assert conversations(replace(MLESS, placement=placement))[0] == expected  # pyright: ignore
+    # Filler before a system text that there is not: it is all the system says.
+    assert conversations(replace(MLESS, placement="before-system"), system="")[0][0] == ("system", f"{slashes} ")
+
+
+def test_filler_anywhere_in_a_message_goes_between_words() -> None:
+    places: set[str] = set()
+    for seed in range(12):
+        (_, (_, asked)), _, (_, (_, short)) = conversations(replace(MLESS, placement="anywhere"), seed=seed)
+        assert asked.replace("/ / / / / / / ", "") == ITEMS[0].question
+        assert not asked.startswith("/")
+        assert not asked.endswith("/")
+        assert short == "/ / / / / / / x"  # a question of one word has no place inside
+        places.add(asked)
+        assert conversations(replace(MLESS, placement="anywhere"), seed=seed)[0][1][1] == asked
+    assert len(places) > 2
+
+
+def test_natural_text_in_a_message_is_so_many_words() -> None:
+    for length in (1, 11, 5000):
+        condition = Condition("random", "text", None, length)
+        filled = [user for _, (_, user) in conversations(condition)]
+        for text, item in zip(filled, ITEMS, strict=True):
+            assert text.endswith(f" {item.question}")
+            assert len(text.removesuffix(item.question).split()) == length
+        assert conversations(condition, seed=1) != conversations(condition)
+    with pytest.raises(BadPrompt, match="natural-text filler needs sentences"):
+        conversations(RANDOM, sentences=[" "])
+
+
+@pytest.mark.parametrize("condition", [Condition("moved", "shift", None, 7), replace(MLESS, name="moved", hidden=True)])
+def test_no_server_moves_positions_or_hides_tokens(condition: Condition) -> None:
+    with pytest.raises(
+        BadPrompt, match=r"condition 'moved' changes positions or attention, which no server offers; use --engine hf"
+    ):
+        conversations(condition)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"kind": "none", "hidden": True}, "hides its filler, but inserts none"),
+        ({"kind": "shift", "length": 3, "hidden": True}, "hides its filler, but inserts none"),
+        ({"kind": "shift"}, "length must be at least 1 token, got 0"),
+        ({"kind": "none", "question": "Again?"}, r"must hold \{question\}, got 'Again\?'"),
+        ({"kind": "none", "samples": 0}, "samples must be at least 1, got 0"),
+    ],
+)
+def test_conditions_for_answers_that_make_no_sense(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadStudy, match=f"condition 'c'.*{why}"):
+        Condition("c", **given)
+
+
+def test_which_conditions_leave_attention_comparable() -> None:
+    assert not any(condition.for_answers_only for condition in (NONE, MLESS, RANDOM))
+    others = [Condition("s", "shift", None, 3), replace(MLESS, hidden=True), replace(NONE, again=True)]
+    others += [replace(NONE, system=""), replace(NONE, question="{question}"), replace(NONE, samples=4)]
+    assert all(condition.for_answers_only for condition in others)

@@ -41,3 +41,7 @@ class BadFolder(MlessError):
 
 class ProofFailed(MlessError):
     """A self-check at load time did not hold; measuring on would give wrong numbers silently."""
+
+
+class EngineFault(MlessError):
+    """Text generation that cannot be done as asked: an engine not installed, a server that fails or answers something else."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mless.errors import BadPrompt
@@ -60,9 +60,11 @@ def build_prompts(
 ) -> Iterator[Prompt]:
     """One prompt per item. `sentences` are what ``text`` fillers are cut from."""
     repeated = _repeated_token(tokenizer, condition.filler or "") if condition.kind == "repeat" else None
-    for item in items:
+    system = system if condition.system is None else condition.system
+    for given in items:
+        item = _asked(given, condition)
         rendered = render(tokenizer, item, kind=kind, system=system)
-        if condition.kind == "none":
+        if condition.kind in ("none", "shift"):
             filler: tuple[int, ...] = ()
         elif repeated is not None:
             filler = (repeated,) * condition.length
@@ -70,6 +72,73 @@ def build_prompts(
             filler = _natural_text(tokenizer, sentences, condition.length, _rng(seed, "text", item.id))
         at = _insertion_point(rendered, condition, _rng(seed, "anywhere", item.id))
         yield _assemble(tokenizer, item, condition, rendered, filler, at)
+
+
+def build_messages(
+    items: Sequence[Item],
+    condition: Condition,
+    *,
+    system: str = SYSTEM_TEXT,
+    seed: int = 0,
+    sentences: Sequence[str] = (),
+) -> Iterator[tuple[tuple[str, str], ...]]:
+    """One conversation per item, (role, text) pairs, for servers that take text only.
+
+    Filler is then text: `length` times the filler, or so many words. How many tokens that is, and whether they merge, is up to the server.
+    """
+    system = system if condition.system is None else condition.system
+    if condition.kind == "shift" or condition.hidden:
+        raise BadPrompt(
+            f"condition {condition.name!r} changes positions or attention, which no server offers; use --engine hf"
+        )
+    for given in items:
+        item = _asked(given, condition)
+        front, question = system, item.question
+        if condition.kind != "none":
+            if condition.kind == "repeat":
+                filler = (condition.filler or "") * condition.length
+            else:
+                filler = _natural_words(sentences, condition.length, _rng(seed, "text", item.id))
+            if condition.placement == "before-system":
+                front = f"{filler.strip()} {front}"
+            elif condition.placement == "before-question":
+                question = f"{filler.strip()} {question}"
+            elif condition.placement == "end":
+                question = f"{question} {filler.strip()}"
+            else:
+                words = question.split(" ")
+                at = _rng(seed, "anywhere", item.id).randrange(1, len(words)) if len(words) > 1 else 0
+                question = " ".join([*words[:at], filler.strip(), *words[at:]])
+        yield (("system", front), ("user", question)) if front.strip() else (("user", question),)
+
+
+def _natural_words(sentences: Sequence[str], length: int, rng: random.Random) -> str:
+    if not any(sentence.strip() for sentence in sentences):
+        raise BadPrompt("natural-text filler needs sentences, and none were given")
+    words: list[str] = []
+    while len(words) < length:
+        order = list(sentences)
+        rng.shuffle(order)
+        words += " ".join(order).split()
+    return " ".join(words[:length])
+
+
+def _asked(item: Item, condition: Condition) -> Item:
+    """The item as the condition asks it."""
+    if condition.question is None:
+        return item
+    return replace(item, question=condition.question.replace("{question}", item.question))
+
+
+def shared_beginning(prompt: Prompt, condition: Condition) -> int:
+    """How many of a prompt's first tokens every prompt of its condition begins with: all before what is an item's own.
+
+    A function of this prompt alone, so that it does not change with the company it is in.
+    """
+    if condition.placement == "anywhere" and condition.kind != "none":
+        return 0
+    own = ("question", "filler") if condition.kind == "text" else ("question",)
+    return next((span.start for span in prompt.spans if span.name in own), 0)
 
 
 def _rng(seed: int, purpose: str, item: str) -> random.Random:
@@ -88,9 +157,9 @@ def _assemble(
             spans[-1] = Span(name, spans[-1].start, position + 1)
         else:
             spans.append(Span(name, position, position + 1))
-    prompt = Prompt(
-        item.id, condition.name, ids, tuple(spans), tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    )
+    shifted = tuple(n + condition.length * (n >= at) for n in range(len(ids))) if condition.kind == "shift" else None
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    prompt = Prompt(item.id, condition.name, ids, tuple(spans), text, shifted, condition.hidden)
     if tuple(ids[i] for i in prompt.original) != rendered.token_ids:
         raise BadPrompt(
             f"item {item.id!r}: inserting filler changed the original tokens; this is a defect, please report it"

@@ -29,20 +29,31 @@ class Item:
     id: str
     question: str
     answer: str | None = None
+    #: What related items have in common; statistics then count it as one unit.
+    cluster: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """How an item's prompt is changed.
 
-    ``kind`` is ``none`` (nothing inserted), ``repeat`` (one token, `length` times) or ``text`` (natural text cut to `length` tokens).
+    ``kind`` is ``none`` (nothing inserted), ``repeat`` (one token, `length` times), ``text`` (natural text cut to `length` tokens) or
+    ``shift`` (no token inserted, but positions counted on as if `length` had been). `hidden` filler stands in the prompt and is seen by
+    no other token. The rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and
+    `samples` drawn at `temperature` and put to the vote (self-consistency); `again` is the same prompts once more (the A/A control).
     """
 
     name: str
-    kind: Literal["none", "repeat", "text"]
+    kind: Literal["none", "repeat", "text", "shift"]
     filler: str | None = None
     length: int = 0
     placement: Placement = "before-question"
+    hidden: bool = False
+    system: str | None = None
+    question: str | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    again: bool = False
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -57,6 +68,24 @@ class Condition:
             raise BadStudy(
                 f'condition {self.name!r} repeats a filler, but none is given; add filler = " /" or --filler'
             )
+        if self.hidden and self.kind not in ("repeat", "text"):
+            raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
+        if self.question is not None and "{question}" not in self.question:
+            raise BadStudy(
+                f"condition {self.name!r}: its question template must hold {{question}}, got {self.question!r}"
+            )
+        if self.samples is not None and self.samples < 1:
+            raise BadStudy(f"condition {self.name!r}: samples must be at least 1, got {self.samples}")
+
+    @property
+    def for_answers_only(self) -> bool:
+        """Whether attention under it cannot be compared token by token with `none`."""
+        return (
+            self.kind == "shift"
+            or self.hidden
+            or self.again
+            or any(value is not None for value in (self.system, self.question, self.samples))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +109,10 @@ class Prompt:
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
     text: str
+    #: Given where they are not 0, 1, 2, …
+    position_ids: tuple[int, ...] | None = None
+    #: Whether the filler is seen by no other token.
+    hidden: bool = False
 
     def __post_init__(self) -> None:
         at = 0
@@ -164,12 +197,15 @@ class Panel:
     head: int
 
 
-FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass"]
+#: Pictures and tables of answers; the other kinds show attention. `conditions` shows both where it is given both.
+AnswerKind = Literal["bars", "sweep", "diversity", "table"]
+ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
+FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass", AnswerKind]
 
 
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
-    """What a figure shows; its numbers come from stored results only."""
+    """What a figure or table shows; its numbers come from stored results only."""
 
     id: str
     kind: FigureKind

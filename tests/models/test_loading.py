@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import CONFIGS, INDEX, LAYERS, change_config, save_many_modal, save_model, weight_map
+from tiny_models import CONFIGS, INDEX, LAYERS, change_config, save_many_modal, save_model, save_tokenizer, weight_map
 from transformers import AutoModelForCausalLM
 
 import mless
 from mless.capture import received
-from mless.errors import BadStudy, UnknownModel, UnsupportedArchitecture
-from mless.models import describe
-from mless.models.loading import fingerprint
+from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
+from mless.models import describe, load
+from mless.models.loading import fingerprint, open_tokenizer
 from mless.values import Prompt, Span
 
 IDS = tuple(int(n) for n in np.random.default_rng(1).integers(2, 300, 40))
@@ -265,3 +265,96 @@ def test_a_family_that_transformers_knows_needs_no_code_from_elsewhere(with_code
     change_config(folder, model_type="llama")
     assert type(mless.load(str(folder), layers=1).model).__name__ == "LlamaModel"
     assert not marker.exists()
+
+
+# ---- with the head, so that it can answer ------------------------------------------------------------------------------------
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=TOKENS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own-head", "tied"])
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_with_its_head_it_is_transformers_own_model(tmp_path: Path, family: str, tied: bool) -> None:
+    folder = save_model(tmp_path / family, family, shard="1KB", tie_word_embeddings=tied)
+    assert tied != any("lm_head" in key or "embed_out" in key for key in weight_map(folder))
+    model = load(str(folder), head=True)
+    assert (model.layers, model.loaded_layers) == (LAYERS, LAYERS)
+    assert torch.equal(logits(model.model), logits(AutoModelForCausalLM.from_pretrained(folder).eval()))
+    assert torch.equal(logits(load(str(folder), head=True, layers=[1, LAYERS]).model), logits(model.model))
+
+
+def test_without_the_head_asked_for_there_is_none(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "llama", shard="1KB")
+    (folder / weight_map(folder)["lm_head.weight"]).unlink()
+    assert not hasattr(load(str(folder)).model, "lm_head")
+
+
+def test_a_head_needs_every_layer(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "llama")
+    with pytest.raises(BadStudy, match="answers need every layer of llama; leave --layers out"):
+        load(str(folder), head=True, layers=2)
+
+
+def test_a_head_missing_from_the_checkpoint_is_never_random(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "llama", shard="1KB")
+    index = folder / INDEX
+    whole = json.loads(index.read_text())
+    del whole["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(whole))
+    with pytest.raises(UnsupportedArchitecture, match=r"1 weights were not in the checkpoint \(lm_head.weight"):
+        load(str(folder), head=True)
+    assert load(str(folder)).loaded_layers == LAYERS
+
+
+def test_the_tokens_that_end_an_answer_come_with_the_head(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "llama")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7], "_from_model_config": False}))
+    assert load(str(folder), head=True).model.generation_config.eos_token_id == [1, 7]
+    (folder / "generation_config.json").unlink()
+    assert load(str(folder), head=True).layers == LAYERS
+
+
+@pytest.mark.parametrize("old_names", [False, True], ids=["names-now", "names-before-4.52"])
+def test_the_text_part_of_a_many_modal_model_gets_its_head(tmp_path: Path, old_names: bool) -> None:
+    folder = save_many_modal(tmp_path / "gemma", old_names=old_names)
+    for key, file in weight_map(folder).items():
+        if "vision" in key or "projector" in key:
+            (folder / file).unlink()
+    model = load(str(folder), head=True)
+    bare = load(str(folder))
+    assert not any("vision" in name for name, _ in model.model.named_parameters())
+    embedding = model.model.get_input_embeddings().weight.detach()  # Gemma's head is its embedding
+    torch.testing.assert_close(logits(model.model), last_state(bare.model) @ embedding.T)
+
+
+def test_the_fingerprint_with_the_head_sees_the_head(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "one", shard="1KB")
+    source = describe(str(folder)).source
+    bare, with_head = fingerprint(source, LAYERS), fingerprint(source, LAYERS, head=True)
+    assert bare != with_head
+    assert load(str(folder), head=True).fingerprint == with_head
+    for key in ("lm_head.weight", "model.norm.weight"):
+        file = folder / weight_map(folder)[key]
+        held = load_file(file)
+        save_file(held | {key: held[key] + 0.01}, file, metadata={"format": "pt"})
+        assert fingerprint(source, LAYERS) == bare
+        assert fingerprint(source, LAYERS, head=True) != with_head
+        with_head = fingerprint(source, LAYERS, head=True)
+
+
+def test_a_tokenizer_alone(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "words", bos=True)
+    (tmp_path / "empty").mkdir()
+    for given in (folder, folder / "tokenizer.json"):
+        assert open_tokenizer(str(given))("a").input_ids[0] == 0
+    assert open_tokenizer("smollm2").chat_template
+    with pytest.raises(TokenizerFault, match=r"is a folder without tokenizer\.json"):
+        open_tokenizer(str(tmp_path / "empty"))
+    with pytest.raises(TokenizerFault, match=r"--tokenizer: .*no-such-tokenizer"):
+        open_tokenizer(str(tmp_path / "no-such-tokenizer"))
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerFault, match=r"no tokenizer could be read from .*words.*--tokenizer"):
+        open_tokenizer(str(folder))

@@ -31,6 +31,7 @@ _FINAL_NORM = re.compile(
     r"(?:norm|norm_f|ln_f|ln_out|final_norm|final_layer_?norm)\.(?:weight|bias)$"
 )
 _TEXT_PART = r"^(?:model\.)?language_model\.(?:model\.)?"
+_TEXT_HEAD = r"^(?:model\.)?language_model\.lm_head\."
 _INDEX = "model.safetensors.index.json"
 #: What transformers raises when a config or a checkpoint is not what it expects.
 _BUILD_FAULTS = (
@@ -48,7 +49,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder cut after the last layer asked for, without its language-model head, and its tokenizer.
+    """A decoder cut after the last layer asked for, without its language-model head unless that was asked for, and its tokenizer.
 
     `bos` is the token every prompt must begin with because the model was trained so; None where nothing says that it was.
     """
@@ -126,13 +127,15 @@ def load(
     tokenizer: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    head: bool = False,
     trust_remote_code: bool = False,
     say: Say = unheard,
     step: Step = unheard,
 ) -> LoadedModel:
     """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 
-    `layers` are numbered from 1. `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
+    `layers` are numbered from 1. With `head` the whole model is loaded, language-model head included, so that it can answer.
+    `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
     that, and bfloat16 on a GPU. `say` is told in words what takes long, `step` how far it is (what, done, of how many).
     """
     if isinstance(name, Description):
@@ -144,10 +147,12 @@ def load(
     for layer in asked:
         if not 1 <= layer <= described.layers:
             raise BadStudy(f"no layer {layer}: {source.label}'s layers are 1 to {described.layers} (numbered from 1)")
-    count = max(asked)
+    if head and layers is not None and max(asked) < described.layers:
+        raise BadStudy(f"answers need every layer of {source.label}; leave --layers out")
+    count = described.layers if head else max(asked)
     place = _device(device)
     tokens = load_tokenizer(source, tokenizer, config, trust_remote_code=trust_remote_code)
-    model = _load_layers(described, count, dtype, place, trust_remote_code, step)
+    model = _load_layers(described, count, dtype, place, head, trust_remote_code, step)
     return LoadedModel(
         name=source.name,
         label=source.label,
@@ -160,7 +165,7 @@ def load(
         context=described.context,
         device=place,
         dtype=str(model.dtype).removeprefix("torch."),
-        fingerprint=fingerprint(source, count),
+        fingerprint=fingerprint(source, count, head=head),
         tokenizer_fingerprint=_digest(
             json.dumps(tokens.get_vocab(), sort_keys=True).encode(), str(tokens.chat_template).encode()
         )[:16],
@@ -187,26 +192,8 @@ def _device(asked: str) -> torch.device:
 
 def load_tokenizer(source: Source, given: str | None, config: Any, *, trust_remote_code: bool = False) -> Any:
     """The model's tokenizer, or `given`; refused when it leaves out the BOS its model was trained with."""
-    from transformers import AutoTokenizer
-
     folder = locate_tokenizer(given) if given else source.tokenizer
-    # transformers would make an empty tokenizer of nothing.
-    if not any((folder / file).exists() for file in TOKENIZER_FILES):
-        raise TokenizerFault(
-            f"{given or source.name!r} has no tokenizer.json; give a folder or a hub id that has one: --tokenizer DIR"
-        )
-    try:
-        with quiet_transformers():
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
-        raise TokenizerFault(
-            f"no tokenizer could be read from {given or source.name!r} ({_first_line(fault)}); give one with --tokenizer"
-        ) from None
-    if not tokenizer.is_fast:
-        raise TokenizerFault(
-            f"{given or source.name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
-            "tokenizer.json: --tokenizer DIR"
-        )
+    tokenizer = _read_tokenizer(folder, given or source.name, trust_remote_code)
     # Added tokens may lie beyond the embedding (Gemma's picture token does); plain ones mean another model's vocabulary.
     rows = getattr(config, "vocab_size", None)
     if rows is not None and tokenizer.vocab_size > rows:
@@ -215,6 +202,32 @@ def load_tokenizer(source: Source, given: str | None, config: Any, *, trust_remo
             "give the model's own: --tokenizer DIR"
         )
     _check_bos(tokenizer, source, config)
+    return tokenizer
+
+
+def open_tokenizer(given: str, *, trust_remote_code: bool = False) -> Any:
+    """A tokenizer alone, for a model that runs elsewhere."""
+    return _read_tokenizer(locate_tokenizer(given), given, trust_remote_code)
+
+
+def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    # transformers would make an empty tokenizer of nothing.
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise TokenizerFault(f"{name!r} has no tokenizer.json; give a folder or a hub id that has one: --tokenizer DIR")
+    try:
+        with quiet_transformers():
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
+        raise TokenizerFault(
+            f"no tokenizer could be read from {name!r} ({_first_line(fault)}); give one with --tokenizer"
+        ) from None
+    if not tokenizer.is_fast:
+        raise TokenizerFault(
+            f"{name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
+            "tokenizer.json: --tokenizer DIR"
+        )
     return tokenizer
 
 
@@ -273,11 +286,17 @@ def needed_bos(tokenizer: Any, source: Source, config: Any) -> tuple[int | None,
 
 
 def _load_layers(
-    described: Description, count: int, dtype: str, device: torch.device, trust_remote_code: bool, step: Step
+    described: Description,
+    count: int,
+    dtype: str,
+    device: torch.device,
+    head: bool,
+    trust_remote_code: bool,
+    step: Step,
 ) -> Any:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
-    wanted = _wanted(weight_map, count, described.layers)
+    wanted = _wanted(weight_map, count, described.layers, head=head)
     kept = _dtype(dtype, device, source, wanted)
     _cut(config, count)
     config.dtype = kept
@@ -286,7 +305,9 @@ def _load_layers(
     options |= {"output_loading_info": True, "local_files_only": True, "use_safetensors": True}
     options |= {"ignore_mismatched_sizes": True}
     if any(re.match(_TEXT_PART, key) for key in wanted):
-        options["key_mapping"] = {_TEXT_PART: ""}
+        # Of a model that also sees, the text part alone; its head stands beside it.
+        inner = {_TEXT_HEAD: "lm_head.", _TEXT_PART: "model."} if head else {_TEXT_PART: ""}
+        options["key_mapping"] = inner
     with tempfile.TemporaryDirectory(prefix="mless-") as view:
         # A view of the checkpoint that names only what is needed; transformers then opens nothing else.
         folder = Path(view)
@@ -298,7 +319,10 @@ def _load_layers(
         for file in source.folder.glob("*.py") if trust_remote_code else ():
             (folder / file.name).symlink_to(file.resolve())
         config.save_pretrained(folder)
-        model, info = _build(source, folder, options, step)
+        # It names the tokens that end an answer, sometimes more of them than the tokenizer does.
+        if head and (source.folder / "generation_config.json").exists():
+            (folder / "generation_config.json").symlink_to((source.folder / "generation_config.json").resolve())
+        model, info = _build(source, folder, options, head, step)
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UnsupportedArchitecture(
@@ -317,8 +341,10 @@ def _load_layers(
     return model.eval().to(device)
 
 
-def _build(source: Source, folder: Path, options: dict[str, Any], step: Step) -> tuple[Any, dict[str, Any]]:
-    from transformers import AutoModel
+def _build(source: Source, folder: Path, options: dict[str, Any], head: bool, step: Step) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM if head else AutoModel
 
     def placed(done: int, of: int) -> None:
         step(f"loading {source.label}, weights", done, of)
@@ -327,7 +353,7 @@ def _build(source: Source, folder: Path, options: dict[str, Any], step: Step) ->
     for attention in ("sdpa", "eager"):
         try:
             with quiet_transformers(placed):
-                return AutoModel.from_pretrained(folder, attn_implementation=attention, **options)
+                return auto.from_pretrained(folder, attn_implementation=attention, **options)
         except _BUILD_FAULTS as raised:
             fault = raised
             if "sdpa" not in str(raised) and "scaled_dot_product" not in str(raised):
@@ -351,6 +377,13 @@ def _weight_map(source: Source) -> dict[str, str]:
     return dict.fromkeys(_header(source, name)[0], name)
 
 
+def whole_folder(source: Source) -> Path:
+    """The model's folder with all of its weights in it, for engines that read it themselves."""
+    for file in sorted(set(_weight_map(source).values())):
+        source.weight_file(file)
+    return source.folder
+
+
 def _header(source: Source, name: str) -> tuple[dict[str, Any], int]:
     """A safetensors file's tensors (dtype, shape, data_offsets) and where their data begin; no tensor is read."""
     path = source.weight_file(name)
@@ -370,13 +403,13 @@ def _header(source: Source, name: str) -> tuple[dict[str, Any], int]:
     return tensors, 8 + length
 
 
-def _wanted(weight_map: dict[str, str], count: int, full: int) -> dict[str, str]:
-    """The part of a weight map that the first `count` of `full` layers need."""
+def _wanted(weight_map: dict[str, str], count: int, full: int, *, head: bool = False) -> dict[str, str]:
+    """The part of a weight map that the first `count` of `full` layers need, and the `head` where it is wanted."""
     many_modal = any(re.match(_TEXT_PART, key) for key in weight_map)
 
     def needed(key: str) -> bool:
-        if _HEAD.search(key):
-            return False
+        if _HEAD.search(key) or re.match(_TEXT_HEAD, key):
+            return head
         if many_modal and not re.match(_TEXT_PART, key):
             return False  # the picture and sound towers
         layer = _LAYER.search(key)
@@ -427,9 +460,9 @@ def _digest(*parts: bytes) -> str:
     return total.hexdigest()
 
 
-def fingerprint(source: Source, count: int = 1) -> str:
+def fingerprint(source: Source, count: int = 1, *, head: bool = False) -> str:
     """What tells one checkpoint from another: a GGUF's own hash, a hub repository's commit; for a folder its config, its index and a
-    sample of every tensor that the first `count` layers need (nothing else is opened)."""
+    sample of every tensor that the first `count` layers (and the head, where asked) need (nothing else is opened)."""
     if source.gguf_sha256:
         return source.gguf_sha256[:16]
     if source.revision:
@@ -437,7 +470,8 @@ def fingerprint(source: Source, count: int = 1) -> str:
     parts = [json.dumps(json.loads((source.folder / "config.json").read_text()), sort_keys=True).encode()]
     weight_map = _weight_map(source)
     parts.append(json.dumps(weight_map, sort_keys=True).encode())
-    wanted = _wanted(weight_map, count, count + 1)
+    # With the head everything is read; without it the final norm never is.
+    wanted = _wanted(weight_map, count, count if head else count + 1, head=head)
     for name in sorted(set(wanted.values())):
         tensors, data = _header(source, name)
         with source.weight_file(name).open("rb") as file:

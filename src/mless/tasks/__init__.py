@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from mless.tasks.extracting import TASK_RULES, Extracted, extract
+from mless.tasks.extracting import DEFAULT_RULES, RULES, TASK_RULES, Extracted, Rule, extract
 from mless.tasks.generating import arithmetic
 from mless.tasks.grading import Grade, Grader
 from mless.tasks.reading import filler_sentences, load_items
 
 __all__ = [
+    "DEFAULT_RULES",
+    "RULES",
     "TASK_RULES",
     "Extracted",
     "Grade",
     "Grader",
+    "Rule",
     "arithmetic",
     "extract",
     "filler_sentences",

@@ -48,6 +48,7 @@ def load_items(
     *,
     question_field: str | None = None,
     answer_field: str | None = None,
+    cluster_field: str | None = None,
     limit: int | None = None,
     seed: int = 0,
     data_folder: Path | None = None,
@@ -56,21 +57,23 @@ def load_items(
 
     `source` is a data file, ``bundled``, ``arithmetic[:difficulty[:count]]``, or a name in `data_folder` (by default
     the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has
-    been checked; `seed` is that of the generated questions.
+    been checked; `seed` is that of the generated questions; items with the same value in `cluster_field` are related.
     """
     if limit is not None and limit < 1:
         raise BadData(f"limit must be at least 1 item, got {limit}")
     if source == "bundled":
-        name, items = "bundled", _items(_bundled_rows(), "bundled", question_field, answer_field)
+        name, items = "bundled", _items(_bundled_rows(), "bundled", question_field, answer_field, cluster_field)
     elif source == "arithmetic" or source.startswith("arithmetic:"):
-        if question_field or answer_field:
-            raise BadData("arithmetic is generated and has no fields; leave out --question-field and --answer-field")
+        if question_field or answer_field or cluster_field:
+            raise BadData(
+                "arithmetic is generated and has no fields; leave out --question-field, --answer-field and cluster_field"
+            )
         name, items = _generated(source, seed)
     else:
         if data_folder is None and os.environ.get("MLESS_DATA"):
             data_folder = Path(os.environ["MLESS_DATA"])
         name, file = _find(source, data_folder)
-        items = _items(_rows(file), _shown(file.path), question_field, answer_field)
+        items = _items(_rows(file), _shown(file.path), question_field, answer_field, cluster_field)
     # A file name need not be valid Unicode; the task's name is written into tables, so it must be.
     return name.encode("utf-8", "replace").decode(), items[:limit]
 
@@ -331,7 +334,9 @@ def _refuse_repeated(names: list[str], where: str) -> None:
 # --- from rows to items ---
 
 
-def _items(rows: list[_Row], where: str, question_field: str | None, answer_field: str | None) -> list[Item]:
+def _items(
+    rows: list[_Row], where: str, question_field: str | None, answer_field: str | None, cluster_field: str | None
+) -> list[Item]:
     # Fields are chosen once for the whole file: a row that lacks its question must not pass off its `prompt` as one.
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
     question_name = _choose((question_field,) if question_field is not None else QUESTION_FIELDS, names)
@@ -367,7 +372,17 @@ def _items(rows: list[_Row], where: str, question_field: str | None, answer_fiel
             raise BadData(f"{at}: {_shown(id_name)} is neither text nor number but {_kind(own_id)}; give a plain id")
         # CSV cannot tell an empty cell from none, so the empty text counts as none for every format.
         id = str(number) if own_id is None or own_id == "" else str(own_id)
-        item = Item(id, question, None if answer is None or answer == "" else str(answer))
+        cluster = row.fields.get(cluster_field) if cluster_field is not None else None
+        if cluster_field is not None and (cluster is None or isinstance(cluster, (dict, list))):
+            raise BadData(
+                f"{at}: no plain value in {_shown(cluster_field)}, which is to say what items are related; fields there: {_listed(row.fields)}"
+            )
+        item = Item(
+            id,
+            question,
+            None if answer is None or answer == "" else str(answer),
+            None if cluster is None else str(cluster),
+        )
         _refuse_surrogates(item, at)
         if id in places:
             raise BadData(f"{where}: duplicate id {_shown(id)} in {places[id]} and {row.place}; ids must be unique")
