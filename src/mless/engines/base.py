@@ -1,0 +1,109 @@
+"""What text generation is to the rest of the house: prompts as token ids in, texts and token counts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from mless.errors import BadStudy, EngineFault
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How answers are drawn. Temperature 0 is greedy; `stop` are texts that end an answer (they are not part of it)."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise BadStudy(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not self.temperature >= 0 or self.temperature == float("inf"):
+            raise BadStudy(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise BadStudy(f"top_p must lie above 0 and be at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise BadStudy(f"top_k must be 0 (all tokens) or more, got {self.top_k}")
+        if any(not text for text in self.stop):
+            raise BadStudy("an empty stop text would end every answer before it begins; leave it out")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to be drawn. (condition, item, sample) names it; `seed` belongs to (item, sample), so conditions share their luck.
+
+    Exactly one of `token_ids` and `messages` is filled: messages, (role, text) pairs, are for servers whose tokens are not under our
+    control. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2, …;
+    tokens in `hidden` (start, stop) are seen by no token outside of it.
+    """
+
+    condition: str
+    item: str
+    sample: int = 0
+    seed: int = 0
+    token_ids: tuple[int, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
+    shared: int = 0
+    position_ids: tuple[int, ...] | None = None
+    hidden: tuple[int, int] | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.condition, self.item, self.sample
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer. `finish` is ``length`` where it was cut off; `token_ids` are empty where an engine does not give them."""
+
+    condition: str
+    item: str
+    sample: int
+    text: str
+    n_tokens: int
+    finish: Finish
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.condition, self.item, self.sample
+
+
+class OutOfMemory(EngineFault):
+    """So many `slots` do not fit. Their number is part of the numbers, so it is the caller who halves it and begins anew."""
+
+    def __init__(self, message: str, slots: int) -> None:
+        super().__init__(message)
+        self.slots = slots
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """The one small interface. Replies come as they finish, in any order, each request answered exactly once or an error raised."""
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
+        """Answer every request; `live` asks for at most so many rows at once (the A/A control runs with another number)."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What is recorded of the engine: its name, its mode, what it promises of repeatability, versions. Never a key."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Engine: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

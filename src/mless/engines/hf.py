@@ -1,0 +1,522 @@
+"""A transformers model in this process: rows that finish leave, new prompts enter, and no row's answer depends on its neighbours.
+
+**row-stable** (the default): a forward always has S rows, empty ones filled with dummies, and a row's tokens always sit at the same
+cache slots. Everything that could change a row's bits (padded length, chunk shapes, shared prefix) is a function of that row's own
+prompt, so order, resume and the number of live rows cannot. **batch-invariant**: matrix products go by fixed blocks of rows, so S cannot either.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request
+from mless.engines.slots import Beginning, Layout, SlotCache, has_experts, row_by_row_experts, slot_attention
+from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
+from mless.models import LoadedModel
+
+Mode = Literal["row-stable", "batch-invariant"]
+#: A prompt's new tokens are padded to a multiple of the first, its cache in prefill to one of the second.
+_CHUNK, _BUCKET = 32, 64
+#: Rows of one matrix product in batch-invariant mode.
+_BLOCK = 16
+#: Rows prefilled at once: one row leaves most of a GPU idle, and on a CPU reads all weights for a few dozen tokens.
+_PREFILL_ROWS = {"cuda": 8, "cpu": 4}
+#: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
+_PREFIXES = 32
+#: How far logits in slots may be from those of the model's own forward, as a share of their size: rounding, and no more.
+_FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
+#: What a cache may take of a CPU's memory by default; a GPU says itself when it has no more.
+_CPU_CACHE_BYTES = 3 << 30
+
+
+@dataclass
+class _Row:
+    """A request on its way through a slot."""
+
+    request: Request
+    slot: int
+    #: The token that goes in next, the slot it goes to, and its position.
+    token: int
+    at: int
+    position: int
+    rng: np.random.Generator
+    made: list[int] = field(default_factory=list[int])
+
+
+class HfEngine:
+    """`length` is the number of cache slots of a row: the longest prompt and its answer. It is part of what a forward computes, as `slots` is."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        length: int,
+        slots: int | None = None,
+        mode: Mode = "row-stable",
+    ) -> None:
+        self._model = model
+        self._mode: Mode = mode
+        self.length = math.ceil(length / _BUCKET) * _BUCKET
+        self.slots = slots or default_slots(model, self.length)
+        if mode == "batch-invariant" and self.slots % _BLOCK:
+            raise BadStudy(
+                f"batch-invariant decoding works on blocks of {_BLOCK} rows, so slots must be a multiple of {_BLOCK}, got {self.slots}"
+            )
+        self._reach = min(model.context, _one_scale(model))
+        if length > self._reach:
+            raise BadStudy(
+                f"prompt and answer together take up to {length} tokens, but {model.label} takes {self._reach}; use a smaller "
+                "--max-new-tokens, or leave the longest items out"
+            )
+        # Prompts prefilled together would share their experts' products.
+        self._prefill_rows = 1 if has_experts(model.model) else _PREFILL_ROWS.get(model.device.type, 1)
+        self._layout = Layout()
+        self._nursery_layout = Layout()
+        self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
+        self._eos = EosTokenCriteria(sorted(_ends(model)))
+        self._cache = SlotCache(model.layers, self.length, self._layout)  # without memory as yet
+        self._nurseries: dict[int, SlotCache] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: Tensor | None = None
+        try:
+            self._allocate()
+        except torch.OutOfMemoryError:
+            self.close()
+            raise self._out_of_memory() from None
+
+    # ---- what the rest of the house sees ---------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
+        """Answer every request, longest prompts first unless `live` limits the rows: then in the order given."""
+        self._check(requests, decoding)
+        most = min(live or self.slots, self.slots)
+        order = list(requests) if live is not None else sorted(requests, key=self._shape, reverse=True)
+        processors = _processors(decoding)
+        rows: dict[int, _Row] = {}
+        waiting = deque(order)
+        free = list(range(self.slots))[::-1]
+        try:
+            while waiting or rows:
+                room = most - len(rows)
+                # On a GPU prompts are prefilled several at a time, so some slots wait for company.
+                if waiting and (room >= min(self._prefill_rows, len(waiting)) or not rows):
+                    for row in self._admit(waiting, free, room):
+                        rows[row.slot] = row
+                yield from self._advance(rows, free, decoding, processors)
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory() from None
+
+    def about(self) -> dict[str, Any]:
+        model = self._model
+        invariant = self._mode == "batch-invariant"
+        return {
+            "engine": "hf",
+            "mode": self._mode,
+            "slots": self.slots,
+            "length": self.length,
+            "attention": "sdpa, memory-efficient" if model.device.type == "cuda" else "sdpa",
+            "decode": "graph-captured" if self._graph is not None else "eager",
+            "dtype": model.dtype,
+            "device": model.device.type,
+            "device_name": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu",
+            "promise": "same tokens for any number of live rows, any order and after a resume"
+            + (", and for any number of slots" if invariant else f", with {self.slots} slots"),
+        }
+
+    def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
+        """Show the promise on this machine: a few rows alone, then all together in other slots, must give the same bits of logits."""
+        chosen = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
+        chosen = [chosen[0], chosen[len(chosen) // 2], chosen[-1]] if len(chosen) > 3 else chosen
+        chosen = chosen[-self.slots :]
+        tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
+        try:
+            alone = [trace for request in chosen for trace in self._trace([request], [0], tokens)]
+            together = self._trace(chosen, [self.slots - 1 - n for n in range(len(chosen))], tokens)
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory() from None
+        different = sum(not torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+        if different:
+            other = "--set accuracy.mode=batch-invariant" if self._mode == "row-stable" else "--engine vllm"
+            raise ProofFailed(
+                f"{self._mode} decoding does not hold here: {different} of {len(chosen)} prompts got other logits with neighbours than alone, on "
+                f"{self._model.device} in {self._model.dtype}; try --dtype float32, or {other}"
+            )
+        told = {"prompts": len(chosen), "tokens": tokens, "logits": "same bits alone and together, in other slots"}
+        plain = [(r, t) for r, t in zip(chosen, alone, strict=True) if r.position_ids is None and r.hidden is None]
+        return told | {"forward": max((self._gap(r, t[0]) for r, t in plain if len(t)), default=0.0)}
+
+    def _gap(self, request: Request, ours: Float[Tensor, " vocabulary"]) -> float:
+        """How far the first logits are from those of the model's own forward without slots, as a share of their size."""
+        ids = torch.tensor([request.token_ids], device=self._model.device)
+        with torch.inference_mode():
+            theirs = self._model.model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        centred = theirs - theirs.mean()
+        gap = float((ours.float() - theirs).norm() / centred.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        if not gap <= _FORWARD[self._model.dtype]:
+            raise ProofFailed(
+                f"{self._model.label}: decoding in slots gives other logits than the model's own forward (by {gap:.2g} of their size, "
+                f"{_FORWARD[self._model.dtype]:g} allowed in {self._model.dtype}); this family needs --engine vllm or openai"
+            )
+        return gap
+
+    def close(self) -> None:
+        self._graph, self._logits = None, None
+        self._prefixes.clear()
+        self._nurseries.clear()
+        self._cache = SlotCache(self._model.layers, self.length, self._layout)
+
+    def __enter__(self) -> HfEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- start ----------------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        model, device, rows = self._model, self._model.device, self.slots
+        self._tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._at = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._hidden = torch.zeros(rows, 2, dtype=torch.long, device=device)
+        self._layout.at, self._layout.hidden = self._at, self._hidden
+        fault: Exception | None = None
+        try:
+            self._forward()  # gives the cache its memory
+        except (ValueError, AttributeError) as raised:  # of a cache that is asked for what only others have
+            fault = raised
+        if fault is not None or not self._cache.ready:
+            why = f" ({str(fault).splitlines()[0]})" if fault is not None else ""
+            raise UnsupportedArchitecture(
+                f"{model.family!r} keeps some of its state outside of a key-value cache, which slots cannot hold{why}; use --engine vllm or openai"
+            ) from fault
+        # The longest prefill there can be, so that memory is short now and not in the middle of a run.
+        self._nurse([], self.length, self.length)
+        self._nurseries.clear()
+        if device.type == "cuda":
+            self._capture()
+
+    def _capture(self) -> None:
+        """Record one decoding step as a CUDA graph: a step of a small model is mostly the launching of its kernels."""
+        stream = _side_stream(self._model.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._logits = self._forward()
+        self._graph = graph
+
+    def _out_of_memory(self) -> OutOfMemory:
+        torch.cuda.empty_cache()
+        return OutOfMemory(
+            f"{self.slots} rows of {self.length} tokens do not fit into the memory of {self._model.device}; use fewer: "
+            f"--set accuracy.slots={max(1, self.slots // 2)}",
+            self.slots,
+        )
+
+    def _check(self, requests: Sequence[Request], decoding: Decoding) -> None:
+        for request in requests:
+            if not request.token_ids:
+                raise EngineFault(f"item {request.item!r}: the hf engine takes token ids, and this request has none")
+            need = len(request.token_ids) + decoding.max_new_tokens
+            if need > self.length:
+                raise EngineFault(
+                    f"item {request.item!r} under {request.condition!r} needs {need} cache slots ({len(request.token_ids)} tokens and "
+                    f"{decoding.max_new_tokens} new ones), but this engine has {self.length}; make it with a larger length"
+                )
+            if (last := _positions(request)[-1] + decoding.max_new_tokens) > self._reach:
+                raise BadStudy(
+                    f"item {request.item!r} under {request.condition!r} reaches position {last}, but {self._model.label} has {self._reach}; use a "
+                    "smaller --max-new-tokens, or a shorter filler"
+                )
+
+    # ---- prefill ---------------------------------------------------------------------------------------------------------
+
+    def _shape(self, request: Request) -> tuple[int, int]:
+        """Cache length and number of new tokens of a prompt's prefill, both padded: functions of the prompt alone.
+
+        Its last token is left to the first decoding step, so that prefill needs no logits.
+        """
+        shared = min(request.shared, len(request.token_ids) - 1)
+        new = math.ceil((len(request.token_ids) - 1 - shared) / _CHUNK) * _CHUNK
+        return math.ceil((shared + new) / _BUCKET) * _BUCKET, new
+
+    def _admit(self, waiting: deque[Request], free: list[int], room: int) -> Iterator[_Row]:
+        """Prefill up to `room` prompts, those of one shape together, and give each a slot."""
+        while waiting and room > 0:
+            shape = self._shape(waiting[0])
+            group: list[Request] = []
+            while waiting and len(group) < min(room, self._prefill_rows) and self._shape(waiting[0]) == shape:
+                group.append(waiting.popleft())
+            room -= len(group)
+            slots = [free.pop() for _ in group]
+            self._place(group, slots, shape)
+            for request, slot in zip(group, slots, strict=True):
+                yield self._row(request, slot)
+
+    def _row(self, request: Request, slot: int) -> _Row:
+        last = len(request.token_ids) - 1
+        position = _positions(request)[-1]
+        # Counter-based: the n-th token's draw is a function of the seed and n alone.
+        rng = np.random.Generator(np.random.Philox(key=request.seed & ((1 << 64) - 1)))
+        return _Row(request, slot, request.token_ids[-1], last, position, rng)
+
+    def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
+        bucket, new = shape
+        hidden = [list(request.hidden or (0, 0)) for request in group]
+        self._hidden[torch.tensor(slots)] = torch.tensor(hidden, device=self._hidden.device)
+        self._cache.clear(slots)
+        if not bucket:
+            return  # a prompt of one token: the first decoding step is all
+        nursery = self._nurse(group, bucket, new)
+        for row, slot in enumerate(slots):
+            self._cache.take_over(slot, nursery, row, min(bucket, self.length))
+
+    def _nurse(self, group: Sequence[Request], bucket: int, new: int) -> SlotCache:
+        """Keys and values of some prompts of one shape, all but their last tokens; always the same number of rows."""
+        rows = self._prefill_rows
+        if bucket not in self._nurseries:
+            empty = SlotCache(self._model.layers, bucket, self._nursery_layout)
+            self._nurseries[bucket] = empty.shaped_like(self._cache, rows)
+        nursery = self._nurseries[bucket]
+        nursery.clear(range(rows))
+        ids = torch.zeros(rows, new, dtype=torch.long)
+        at = torch.arange(new).expand(rows, -1).clone()
+        # Padding stands at position 0: nobody sees it, and beyond the context some models have no position.
+        positions = torch.zeros_like(at)
+        hidden = torch.zeros(rows, 2, dtype=torch.long)
+        for row, request in enumerate(group):
+            shared = min(request.shared, len(request.token_ids) - 1)
+            rest = request.token_ids[shared:-1]
+            ids[row, : len(rest)] = torch.tensor(rest)
+            at[row] += shared
+            positions[row, : len(rest)] = torch.tensor(_positions(request)[shared:-1])
+            hidden[row] = torch.tensor(request.hidden or (0, 0))
+            if shared:
+                nursery.write(row, self._beginning(request, shared))
+        if new:
+            self._fill(nursery, ids, at, positions, hidden)
+        return nursery
+
+    def _beginning(self, request: Request, shared: int) -> Beginning:
+        """Keys and values of a beginning that other prompts have too; computed once, alone, whoever asks first."""
+        position_ids = _positions(request)[:shared]
+        hidden = request.hidden if request.hidden is not None and request.hidden[0] < shared else None
+        key = (request.token_ids[:shared], tuple(position_ids), hidden)
+        if key not in self._prefixes:
+            padded = math.ceil(shared / _CHUNK) * _CHUNK
+            ids = torch.zeros(1, padded, dtype=torch.long)
+            ids[0, :shared] = torch.tensor(request.token_ids[:shared])
+            at = torch.arange(padded)[None]
+            positions = torch.zeros_like(at)
+            positions[0, :shared] = torch.tensor(position_ids)
+            cache = SlotCache(self._model.layers, padded, self._nursery_layout).shaped_like(self._cache, 1)
+            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]))
+            self._prefixes[key] = cache.read(0, shared)
+            while len(self._prefixes) > _PREFIXES:
+                self._prefixes.popitem(last=False)
+        self._prefixes.move_to_end(key)
+        return self._prefixes[key]
+
+    def _fill(
+        self,
+        cache: SlotCache,
+        ids: Int[Tensor, "rows new"],
+        at: Int[Tensor, "rows new"],
+        positions: Int[Tensor, "rows new"],
+        hidden: Int[Tensor, "rows 2"],
+    ) -> None:
+        device = self._model.device
+        self._nursery_layout.at, self._nursery_layout.hidden = at.to(device), hidden.to(device)
+        whole = self._model.model
+        inner = whole.get_decoder()  # without the head: prefill needs no logits
+        with torch.inference_mode(), slot_attention(whole, self._nursery_layout):
+            inner(input_ids=ids.to(device), position_ids=positions.to(device), past_key_values=cache, use_cache=True)
+
+    # ---- decode ----------------------------------------------------------------------------------------------------------
+
+    def _forward(self) -> Float[Tensor, "rows vocabulary"]:
+        model = self._model.model
+        with torch.inference_mode(), slot_attention(model, self._layout), row_by_row_experts(model), self._products():
+            given = {"input_ids": self._tokens, "position_ids": self._positions, "past_key_values": self._cache}
+            return model(**given, use_cache=True).logits[:, -1]
+
+    @contextmanager
+    def _products(self) -> Generator[None]:
+        if self._mode == "batch-invariant":
+            with _InBlocks():
+                yield
+        else:
+            yield
+
+    def _step(self, rows: Sequence[_Row]) -> Float[Tensor, "rows vocabulary"]:
+        """One token further for every row; the slots that no row is in compute something that nobody reads."""
+        tokens, at, positions = ([0] * self.slots for _ in range(3))
+        for row in rows:
+            tokens[row.slot], at[row.slot], positions[row.slot] = row.token, row.at, row.position
+        for target, values in ((self._tokens, tokens), (self._at, at), (self._positions, positions)):
+            target.copy_(torch.tensor(values)[:, None], non_blocking=True)
+        if self._graph is not None:
+            self._graph.replay()
+            assert self._logits is not None
+            return self._logits
+        self._layout.horizon = min(self.length, math.ceil((max(at) + 1) / _BUCKET) * _BUCKET)
+        return self._forward()
+
+    def _advance(
+        self, rows: dict[int, _Row], free: list[int], decoding: Decoding, processors: LogitsProcessorList
+    ) -> Iterator[Reply]:
+        logits = self._step(list(rows.values()))
+        chosen = self._choose(logits, rows, decoding, processors)
+        ended = self._eos(chosen[:, None].cpu(), None).tolist()  # pyright: ignore[reportArgumentType]
+        tokens: list[int] = chosen.tolist()
+        for slot, row in list(rows.items()):
+            token = tokens[slot]
+            row.made.append(token)
+            finish: Finish | None = "stop" if ended[slot] else None
+            text: str | None = None
+            if finish is None and decoding.stop:
+                text = self._stopped(row.made, decoding.stop)
+                finish = "stop" if text is not None else None
+            if finish is None and len(row.made) == decoding.max_new_tokens:
+                finish = "length"
+            if finish is None:
+                row.token, row.at, row.position = token, row.at + 1, row.position + 1
+                continue
+            del rows[slot]
+            free.append(slot)
+            yield self._reply(row, finish, text, ended[slot])
+
+    def _choose(
+        self, logits: Tensor, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList
+    ) -> Int[Tensor, " rows"]:
+        if decoding.greedy:
+            return logits.max(-1).indices  # of equals the first, as argmax, and five times faster on a CPU
+        scores = processors(self._tokens, logits.float())  # pyright: ignore[reportArgumentType]
+        # By the inverse of the cumulative distribution: one number per row and token, from the row's own seed.
+        draws = torch.zeros(self.slots, 1, dtype=torch.float64)
+        for slot, row in rows.items():
+            draws[slot] = row.rng.random()
+        heap = torch.softmax(scores, dim=-1).double().cumsum(-1)
+        found = torch.searchsorted(heap, draws.to(heap.device) * heap[:, -1:], right=True)[:, 0]
+        return found.clamp(max=logits.shape[-1] - 1)
+
+    def _stopped(self, made: Sequence[int], stop: Sequence[str]) -> str | None:
+        """The text up to the first stop text, where one has just appeared."""
+        # A token spells a byte at least, so that a stop text which has just ended lies in so many of them.
+        tail = self._decode(made[-max(32, *(len(text.encode()) + 1 for text in stop)) :])
+        if not any(text in tail for text in stop):
+            return None
+        whole = self._decode(made)
+        places = [whole.find(text) for text in stop if text in whole]
+        return whole[: min(places)] if places else None
+
+    def _reply(self, row: _Row, finish: Finish, text: str | None, ended: bool) -> Reply:
+        made = row.made[:-1] if ended else row.made
+        shown = text if text is not None else self._decode(made)
+        request = row.request
+        return Reply(request.condition, request.item, request.sample, shown, len(row.made), finish, tuple(row.made))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._model.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _trace(self, requests: Sequence[Request], slots: Sequence[int], tokens: int) -> list[Tensor]:
+        """The logits of some greedy steps of each request, in the slots given."""
+        rows: list[_Row] = []
+        for request, slot in zip(requests, slots, strict=True):
+            self._place([request], [slot], self._shape(request))
+            rows.append(self._row(request, slot))
+        seen: list[list[Tensor]] = [[] for _ in rows]
+        for _ in range(tokens):
+            logits = self._step(rows)
+            for trace, row in zip(seen, rows, strict=True):
+                trace.append(logits[row.slot].clone())
+                row.token, row.at, row.position = int(logits[row.slot].argmax()), row.at + 1, row.position + 1
+        return [torch.stack(trace) for trace in seen]
+
+
+class _InBlocks(TorchFunctionMode):
+    """Matrix products with weights by blocks of so many rows, so that the shape of each product is the same for any number of rows."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.linear:
+            value, rest = args[0], args[1:]
+            flat = value.reshape(-1, value.shape[-1])
+            blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(_BLOCK)]
+            return torch.cat(blocks).reshape(*value.shape[:-1], -1)
+        if func is torch.addmm:  # GPT-2's own linear layer
+            blocks = [func(args[0], block, *args[2:], **(kwargs or {})) for block in args[1].split(_BLOCK)]
+            return torch.cat(blocks)
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all engines: cuBLAS keeps a workspace for every stream it has seen, and never gives it back."""
+    return torch.cuda.Stream(device)
+
+
+def default_slots(model: LoadedModel, length: int) -> int:
+    """128, or fewer where a CPU's cache would grow too large; a power of two."""
+    if model.device.type != "cpu":
+        return 128
+    config = model.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    row = 2 * model.layers * heads * width * length * model.model.dtype.itemsize
+    return max(8, min(128, 1 << int(math.log2(max(1, _CPU_CACHE_BYTES // row)))))
+
+
+def _one_scale(model: LoadedModel) -> int:
+    """Up to where all rows have one rotary scale. Beyond, the longest row of a forward would choose it for the others."""
+    rope: Any = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope.get("original_max_position_embeddings") or model.context
+    return model.context
+
+
+def _positions(request: Request) -> Sequence[int]:
+    return request.position_ids if request.position_ids is not None else range(len(request.token_ids))
+
+
+def _ends(model: LoadedModel) -> set[int]:
+    """The tokens that end an answer: by the checkpoint's generation config, the config and the tokenizer."""
+    found: set[int] = set()
+    for holder in (getattr(model.model, "generation_config", None), model.model.config, model.tokenizer):
+        given: Any = getattr(holder, "eos_token_id", None)
+        found |= set(given if isinstance(given, list | tuple) else [] if given is None else [given])
+    return found or {-1}
+
+
+def _processors(decoding: Decoding) -> LogitsProcessorList:
+    """transformers' own, in the order in which its generate applies them."""
+    found = LogitsProcessorList()
+    if not decoding.greedy:
+        if decoding.temperature != 1:
+            found.append(TemperatureLogitsWarper(decoding.temperature))
+        if decoding.top_k:
+            found.append(TopKLogitsWarper(decoding.top_k))
+        if decoding.top_p < 1:
+            found.append(TopPLogitsWarper(decoding.top_p))
+    return found

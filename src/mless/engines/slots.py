@@ -1,0 +1,240 @@
+"""A cache of fixed slots and the attention over it: what makes a row's numbers independent of its neighbours.
+
+A row's token n always sits at cache slot n of its own row, whatever the other rows hold, and every forward has one of a few fixed
+shapes. transformers' static cache advances all rows together; here each row has a place of its own, which is told through a `Layout`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AttentionInterface, Cache
+from transformers.cache_utils import StaticLayer
+from transformers.masking_utils import AttentionMaskInterface
+
+from mless.errors import UnsupportedArchitecture
+
+_serial = itertools.count(1)
+#: Keywords of attention calls that say nothing about the result.
+_SILENT = (
+    *("position_ids", "is_causal", "sliding_window", "cache", "use_cache", "layer_idx"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+)
+
+
+class Layout:
+    """Where the tokens of the forward under way sit: for each row the cache slots it writes, and the slots hidden from the rest."""
+
+    def __init__(self) -> None:
+        self.at: Int[Tensor, "rows tokens"] | None = None
+        self.hidden: Int[Tensor, "rows 2"] | None = None
+        #: Slots beyond it are not looked at: all rows are masked there, and what is masked adds an exact zero.
+        self.horizon: int | None = None
+
+    def mask(self, mask_function: Any, keys: int, dtype: torch.dtype) -> Float[Tensor, "rows 1 tokens keys"]:
+        """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers that see alike."""
+        assert self.at is not None
+        rows = torch.arange(self.at.shape[0], device=self.at.device)[:, None, None, None]
+        query = self.at[:, None, :, None]
+        key = torch.arange(keys, device=self.at.device)[None, None, None, :]
+        seen = mask_function(rows, torch.zeros_like(rows[:1]), query, key)
+        if self.hidden is not None:
+            start, stop = self.hidden[:, 0, None, None, None], self.hidden[:, 1, None, None, None]
+            # Filler sees filler (it has to see something); nobody else does.
+            seen = seen & ~((key >= start) & (key < stop) & ~((query >= start) & (query < stop)))
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+class SlotLayer(StaticLayer):
+    """transformers' static layer, but each row writes where `layout` says."""
+
+    def __init__(self, length: int, layout: Layout) -> None:
+        super().__init__(max_cache_len=length)
+        self._layout = layout
+
+    @property
+    def pair(self) -> tuple[Float[Tensor, "rows heads length dim"], Float[Tensor, "rows heads length value_dim"]]:
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self.pair
+        at = self._layout.at
+        assert at is not None
+        rows = torch.arange(at.shape[0], device=at.device)[:, None]
+        keys[rows, :, at] = key_states.transpose(1, 2)
+        values[rows, :, at] = value_states.transpose(1, 2)
+        if (seen := self._layout.horizon) is not None:
+            return keys[:, :, :seen], values[:, :, :seen]
+        return keys, values
+
+    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        return self._layout.horizon or self.max_cache_len, 0
+
+
+#: Keys and values of one row's first tokens, layer by layer.
+Beginning = list[tuple[Float[Tensor, "heads tokens dim"], Float[Tensor, "heads tokens value_dim"]]]
+
+
+class SlotCache(Cache):
+    """A cache of `SlotLayer`s whose rows can be read and written one by one."""
+
+    def __init__(self, layers: int, length: int, layout: Layout) -> None:
+        self.slot_layers = [SlotLayer(length, layout) for _ in range(layers)]
+        super().__init__(layers=list(self.slot_layers))
+
+    @property
+    def ready(self) -> bool:
+        return all(layer.is_initialized for layer in self.slot_layers)
+
+    @torch.inference_mode()
+    def shaped_like(self, other: SlotCache, rows: int) -> SlotCache:
+        """Get the memory now, for so many rows, with `other`'s heads."""
+        for layer, model in zip(self.slot_layers, other.slot_layers, strict=True):
+            keys, values = model.pair
+            layer.lazy_initialization(
+                keys[:1, :, :1].expand(rows, -1, -1, -1), values[:1, :, :1].expand(rows, -1, -1, -1)
+            )
+        return self
+
+    @torch.inference_mode()
+    def read(self, row: int, tokens: int) -> Beginning:
+        return [(keys[row, :, :tokens].clone(), values[row, :, :tokens].clone()) for keys, values in self._pairs()]
+
+    @torch.inference_mode()
+    def write(self, row: int, beginning: Beginning) -> None:
+        for (keys, values), (k, v) in zip(self._pairs(), beginning, strict=True):
+            keys[row, :, : k.shape[1]] = k
+            values[row, :, : v.shape[1]] = v
+
+    @torch.inference_mode()
+    def take_over(self, row: int, source: SlotCache, source_row: int, tokens: int) -> None:
+        for (keys, values), (k, v) in zip(self._pairs(), source._pairs(), strict=True):
+            keys[row, :, :tokens] = k[source_row, :, :tokens]
+            values[row, :, :tokens] = v[source_row, :, :tokens]
+
+    @torch.inference_mode()
+    def clear(self, rows: Sequence[int]) -> None:
+        """What was there is masked, but no mask holds a NaN back."""
+        for pair in self._pairs():
+            for held in pair:
+                held.index_fill_(0, torch.tensor(list(rows), device=held.device), 0)
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [layer.pair for layer in self.slot_layers]
+
+
+@contextmanager
+def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
+    """Inside the block the model's attention and masks go by `layout`; both registries and the model are as before once it is left."""
+    name = f"mless-slots-{next(_serial)}"
+    kept: torch.dtype = next(model.parameters()).dtype
+    configs = _configs(model)
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    AttentionInterface.register(name, _attention)
+    AttentionMaskInterface.register(name, partial(_mask, layout, kept))
+    try:
+        for config in configs.values():
+            config._attn_implementation = name
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+        # The registries offer no way to take a global name out again.
+        AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
+        AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    unknown = sorted(key for key, what in others.items() if key not in _SILENT and what is not None)
+    if unknown:
+        raise UnsupportedArchitecture(
+            f"{type(module).__name__} passes {', '.join(map(repr, unknown))} to its attention, which the row-stable engine does not know "
+            "and will not ignore; use --engine vllm or --engine openai"
+        )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
+
+
+def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function: Any, **others: Any) -> Tensor:
+    return layout.mask(mask_function, int(kv_length), kept)
+
+
+@contextmanager
+def row_by_row_experts(model: nn.Module) -> Generator[None]:
+    """Inside the block each row multiplies with its own experts. Else the rows that chose one expert share a product, and its shape is theirs."""
+    configs = _configs(model) if has_experts(model) else {}
+    before = {key: config._experts_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._experts_implementation = "batched_mm"
+        yield
+    finally:
+        for key, config in configs.items():
+            config._experts_implementation = before[key]
+
+
+def has_experts(model: nn.Module) -> bool:
+    # What transformers' decorator of expert layers leaves on each of them.
+    return any(hasattr(module, "is_transposed") and hasattr(module, "has_gate") for module in model.modules())
+
+
+def _configs(model: nn.Module) -> dict[int, Any]:
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return {id(config): config for config in found if hasattr(config, "_attn_implementation")}
+
+
+def attend(
+    query: Float[Tensor, "rows heads tokens dim"],
+    key: Float[Tensor, "rows kv_heads keys dim"],
+    value: Float[Tensor, "rows kv_heads keys value_dim"],
+    mask: Float[Tensor, "rows 1 tokens keys"],
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Float[Tensor, "rows tokens heads value_dim"]:
+    """Softmax attention; the query heads that share a key head are laid out as further queries, so that no key is copied."""
+    rows, heads, tokens, dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    q = query.reshape(rows, kv_heads, groups * tokens, dim)
+    if tokens > 1 and groups > 1:  # one token's mask serves all its heads as it is
+        mask = mask[:, :, None].expand(rows, 1, groups, tokens, -1).reshape(rows, 1, groups * tokens, -1)
+    if softcap is None and sinks is None:
+        # Never the default: on a GPU that is cuDNN's, whose decoding does not repeat its own bits. This one does.
+        deliberate = sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if query.is_cuda else nullcontext()
+        with deliberate:
+            out = nn.functional.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
+    else:
+        scores = (q.float() @ key.float().transpose(-1, -2)) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + mask.float()
+        if sinks is not None:
+            sink = sinks.float().reshape(1, kv_heads, groups, 1, 1).expand(rows, -1, -1, tokens, 1)
+            scores = torch.cat([scores, sink.reshape(rows, kv_heads, groups * tokens, 1)], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+        out = weights.to(value.dtype) @ value
+    return out.reshape(rows, kv_heads * groups, tokens, -1).transpose(1, 2).contiguous()

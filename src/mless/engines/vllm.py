@@ -1,0 +1,315 @@
+"""Text generation by vLLM, in this process: the fast path for big models. What it promises of row-stability: docs/engines.md."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mless.engines.base import Decoding, Reply, Request
+from mless.errors import EngineFault
+from mless.models.locating import Say, unheard
+
+_INVARIANT = "VLLM_BATCH_INVARIANT"
+#: Below it vLLM quietly draws at this temperature instead.
+_COOLEST = 0.01
+#: vLLM keeps whole blocks of a prefix only. Its CPU default of 128 tokens is longer than many a prompt, so nothing would ever be
+#: kept; 32 is the smallest size its CPU kernels are fast with. On GPUs vLLM's own default (16 with most kernels) does.
+_CPU_BLOCK = 32
+#: Left to itself vLLM would fill nine tenths of the machine's memory with its cache, which on a CPU are other programs' too.
+_CPU_CACHE_BYTES = 4 << 30
+
+
+class VllmEngine:
+    """A model in `folder` (config, safetensors, tokenizer unless `tokenizer` names another folder), answered for by vLLM.
+
+    `dtype` and `max_model_len` are vLLM's own words ("auto": what the config says). `gpu_memory_utilization` is the share of the
+    device's memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's;
+    every answer is drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's
+    batch-invariant kernels and does without its prefix cache.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        tokenizer: Path | str | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        seed: int = 0,
+        batch_invariant: bool = False,
+        gpu_memory_utilization: float | None = None,
+        say: Say = unheard,
+    ) -> None:
+        self._core: Any = None
+        self._busy = False
+        #: Prompt tokens that came out of the prefix cache rather than being computed, by condition.
+        self.cached_tokens: Counter[str] = Counter()
+        folder = Path(folder)
+        if not (folder / "config.json").exists() or not any(folder.glob("*.safetensors")):
+            raise EngineFault(
+                f"vllm reads a folder with config.json and *.safetensors, and {str(folder)!r} lacks one of them; "
+                "of a hub model fetch the weights first: hf download"
+            )
+        given = os.environ.get(_INVARIANT)
+        self._invariant = batch_invariant or given == "1"
+        try:
+            vllm, platform = _import_vllm(self._invariant)
+            if self._invariant:
+                _require_invariance(platform)
+        except EngineFault:
+            if given != "1":
+                os.environ.pop(_INVARIANT, None)
+            raise
+        say(f"vLLM {vllm.__version__} loads the model on {platform.device_type}, which takes a while")
+        arguments: dict[str, Any] = {
+            "model": str(folder),
+            "tokenizer": str(tokenizer or folder),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "seed": seed,
+            # A cache hit leaves fewer rows to compute, and vLLM does not yet promise the same bits for them: vllm#40896.
+            "enable_prefix_caching": not self._invariant,
+            # Pickles are never read, here as elsewhere.
+            "load_format": "safetensors",
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+        }
+        if platform.is_cpu():
+            # Compiling takes longer than a short study; on a GPU its graphs are most of the speed.
+            arguments |= {"enforce_eager": True, "block_size": _CPU_BLOCK}
+        if gpu_memory_utilization is not None:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        elif platform.is_cpu():
+            arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+        try:
+            with warnings.catch_warnings(action="ignore"):  # its packages warn of one another
+                self._core = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
+        except Exception as fault:
+            raise EngineFault(
+                f"vLLM {vllm.__version__} could not load {str(folder)!r} ({_first_line(fault)}); try another --dtype, free memory "
+                "(on a CPU VLLM_CPU_KVCACHE_SPACE says how many GiB its cache takes), or --engine hf"
+            ) from fault
+        self._vllm = vllm
+        self._config: Any = self._core.vllm_config
+        self._context = int(self._config.model_config.max_model_len)
+        self._rows = int(self._config.scheduler_config.max_num_seqs)
+        self._vocabulary = int(self._config.model_config.get_vocab_size())
+        self._device = "cpu" if platform.is_cpu() else str(platform.get_device_name())
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
+        """Answer every request; what cannot be done is refused here, before anything is computed."""
+        if self._core is None:
+            raise EngineFault("this vllm engine is closed; make another one")
+        if live is not None and live < 1:
+            raise EngineFault(f"live must be at least 1 row, got {live}")
+        if 0 < decoding.temperature < _COOLEST:
+            raise EngineFault(
+                f"vLLM draws no cooler than temperature {_COOLEST}, got {decoding.temperature}; use 0 (greedy) or --engine hf"
+            )
+        for request in requests:
+            self._refuse(request, decoding.max_new_tokens)
+        return self._replies(requests, decoding, min(live or self._rows, self._rows))
+
+    def about(self) -> dict[str, Any]:
+        """What is recorded of it; the promise says what a reader may and may not take for the same bits."""
+        model, cache = self._config.model_config, self._config.cache_config
+        dtype = str(model.dtype).removeprefix("torch.")
+        return {
+            "engine": "vllm",
+            "vllm": self._vllm.__version__,
+            "device": self._device,
+            "dtype": dtype,
+            "context": self._context,
+            "max_num_seqs": self._rows,
+            "eager": bool(model.enforce_eager),
+            "prefix_caching": "by condition" if cache.enable_prefix_caching else "off",
+            "block_size": int(cache.block_size),
+            _INVARIANT: os.environ.get(_INVARIANT),
+            "row_stable": False,
+            "promise": _promise(self._device, dtype, self._invariant),
+        }
+
+    def close(self) -> None:
+        """Shut vLLM down and give its memory back. A second call does nothing."""
+        core, self._core = self._core, None
+        if core is None:
+            return
+        core.engine_core.shutdown()
+        # The process group is vLLM's and the process's only one: a second engine could not be made while it stands.
+        from vllm.distributed import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
+
+        cleanup_dist_env_and_memory()
+
+    def __enter__(self) -> VllmEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse(self, request: Request, max_new_tokens: int) -> None:
+        what = f"condition {request.condition!r}, item {request.item!r}"
+        if request.position_ids is not None or request.hidden is not None:
+            asked = "position ids of its own" if request.position_ids is not None else "filler hidden from attention"
+            raise EngineFault(
+                f"{what} asks for {asked}, which vLLM cannot do; leave this condition out, or use --engine hf"
+            )
+        if not request.token_ids:
+            raise EngineFault(
+                f"{what}: vllm takes prompts as token ids, and this one has none; messages are for --engine openai"
+            )
+        if len(request.token_ids) + max_new_tokens > self._context:
+            raise EngineFault(
+                f"{what}: {len(request.token_ids)} prompt tokens and {max_new_tokens} new ones do not fit the context of "
+                f"{self._context}; lower max_new_tokens to {max(self._context - len(request.token_ids), 0)} or shorten the prompt"
+            )
+        if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocabulary:
+            raise EngineFault(
+                f"{what}: token ids must lie in 0…{self._vocabulary - 1}, got {min(request.token_ids)}…{max(request.token_ids)}; "
+                "the tokenizer is not this model's"
+            )
+
+    def _replies(self, requests: Sequence[Request], decoding: Decoding, live: int) -> Generator[Reply]:
+        if self._busy:
+            raise EngineFault("this vllm engine is answering other requests; take all of their replies first")
+        core = self._core
+        waiting = deque(enumerate(requests))
+        flying: dict[str, Request] = {}
+        self._busy = True
+        try:
+            while waiting or flying:
+                # max_num_seqs stays what it was when the engine started, so the number of live rows is held down here.
+                while waiting and len(flying) < live:
+                    number, request = waiting.popleft()
+                    flying[str(number)] = request
+                    core.add_request(str(number), self._prompt(request), self._sampling(request, decoding))
+                for output in self._step(core):
+                    if output.finished:
+                        yield self._reply(flying.pop(output.request_id), output)
+                if flying and not core.has_unfinished_requests():
+                    lost = next(iter(flying.values()))
+                    raise EngineFault(
+                        f"vLLM is done but gave no answer to {len(flying)} requests, the first of them condition {lost.condition!r}, "
+                        f"item {lost.item!r}; the answers so far are kept, run again"
+                    )
+        finally:
+            self._busy = False
+            # Left early (an error, or the caller took no more): what is still computed must not go into the next call's rows.
+            if flying and self._core is not None:
+                core.abort_request(list(flying))
+
+    def _step(self, core: Any) -> list[Any]:
+        if self._core is None:
+            raise EngineFault("this vllm engine was closed while it answered; the answers so far are kept, run again")
+        try:
+            return core.step()
+        except Exception as fault:
+            raise EngineFault(
+                f"vLLM failed while generating ({_first_line(fault)}); the answers so far are kept: run again, with less memory in use"
+            ) from fault
+
+    def _prompt(self, request: Request) -> Any:
+        # vLLM finds cached prefixes by their tokens. The salt goes into the first block's hash and so into all that follow: a prefix
+        # is computed once per condition and never passes into another one. Conditions may patch activations, where equal tokens
+        # do not have equal keys; and the A/A control would be none's own cache rather than a second computation.
+        return self._vllm.TokensPrompt(
+            prompt_token_ids=list(request.token_ids), cache_salt=f"condition {request.condition}"
+        )
+
+    def _sampling(self, request: Request, decoding: Decoding) -> Any:
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        # vLLM adds the end tokens of the generation config and the tokenizer by itself, and nothing else of the generation config
+        # (no repetition penalty) where sampling parameters are given.
+        return self._vllm.SamplingParams(
+            # Seeds are 63 bits here: vLLM takes -1 for "no seed".
+            seed=request.seed & (2**63 - 1),
+            max_tokens=decoding.max_new_tokens,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
+            stop=list(decoding.stop),
+            detokenize=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _reply(self, request: Request, output: Any) -> Reply:
+        answer = output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            raise EngineFault(
+                f"condition {request.condition!r}, item {request.item!r}: vLLM ended with {answer.finish_reason!r} instead of an "
+                "answer; run again"
+            )
+        self.cached_tokens[request.condition] += output.num_cached_tokens or 0
+        return Reply(
+            condition=request.condition,
+            item=request.item,
+            sample=request.sample,
+            text=answer.text,
+            n_tokens=len(answer.token_ids),
+            finish="length" if answer.finish_reason == "length" else "stop",
+            token_ids=tuple(answer.token_ids),
+        )
+
+
+def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:
+    """vLLM and the platform it found itself on."""
+    if batch_invariant and os.environ.get(_INVARIANT) != "1":
+        if "vllm" in sys.modules:
+            raise EngineFault(
+                f"vllm is already imported, too late for batch-invariant kernels; start with {_INVARIANT}=1"
+            )
+        # Some of vLLM's modules read it while they are imported.
+        os.environ[_INVARIANT] = "1"
+    # In this process: only so can conditions patch the model, and requests arrive in the order they are given (across processes
+    # the same bf16 run does not repeat).
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # by default it would report to its makers
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm  # pyright: ignore[reportMissingImports]
+        from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+    except ImportError as fault:
+        raise EngineFault(
+            f"the engine vllm is not installed ({_first_line(fault)}); run: pip install 'mless[vllm]' (it needs a GPU; "
+            "for a CPU see docs/engines.md), or use --engine hf"
+        ) from fault
+    return vllm, current_platform
+
+
+def _require_invariance(platform: Any) -> None:
+    """vLLM accepts the setting anywhere and on a CPU fails at the first step only; what has the kernels, its documents say."""
+    if platform.is_cuda() and not platform.has_device_capability(80):
+        lacking = (
+            f"{platform.get_device_name()} has compute capability {platform.get_device_capability().as_version_str()}"
+        )
+    elif not (platform.is_cuda() or platform.is_rocm() or platform.is_xpu()):
+        lacking = f"this is a {platform.device_type}"
+    else:
+        return
+    raise EngineFault(
+        f"vLLM's batch-invariant kernels need an NVIDIA GPU of compute capability 8.0 or more (or an AMD Instinct, or an Intel GPU), "
+        f"and {lacking}; unset {_INVARIANT} if you set it, or use --engine hf, which is row-stable anywhere"
+    )
+
+
+def _promise(device: str, dtype: str, invariant: bool) -> str:
+    if invariant:
+        return "vLLM's batch-invariant mode (beta): the same tokens whatever the rows beside them, by vLLM's word; not measured here"
+    if device == "cpu" and dtype == "float32":
+        return (
+            "row-stable is not promised: sums are rounded differently with other rows alongside. Measured with SmolLM2-135M in fp32 "
+            "on a CPU, 64 of 64 answers had the same tokens at 1, 8 and 64 rows (docs/engines.md)"
+        )
+    return "row-stable is not promised: an answer may change with the rows beside it; look at none-again before believing an effect"
+
+
+def _first_line(fault: BaseException) -> str:
+    return str(fault).strip().partition("\n")[0] or type(fault).__name__
