@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mless.errors import BadStudy
 from mless.stats import Margins
 from mless.study import available_studies, load_study
-from mless.study.running import default_folder, rerun_command
+from mless.study.identity import default_folder, rerun_command
 from mless.study.spec import StudySpec
 from mless.values import Condition
 
@@ -190,7 +190,10 @@ def test_a_study_of_ones_own(own: Any) -> None:
         ("layers = ", "is no valid TOML: "),
         ("lenght = 3", "has no field 'lenght' (did you mean 'length'?)"),
         ('conditions = ["none", "x"]\n[condition.x]\nlength = 3', "condition 'x' repeats a filler, but none is given"),
-        ('conditions = ["x"]\n[condition.x]\nkind = "noun"', "input should be 'none', 'repeat' or 'text', got 'noun'"),
+        (
+            'conditions = ["x"]\n[condition.x]\nkind = "noun"',
+            "input should be 'none', 'repeat', 'text' or 'shift', got 'noun'",
+        ),
         ('conditions = ["x"]\n[condition.x]\nkind = "none"\nlength = 3', "inserts nothing"),
         ('[condition.none]\nfiller = " /"', "[condition.none] cannot change it; give yours another name"),
         ('conditions = ["a b"]\n[condition."a b"]\nfiller = " /"', "condition name 'a b' becomes part of file names"),

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import platform
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +14,8 @@ from mless.errors import BadAttention, BadFolder, BadPrompt, TokenizerFault
 from mless.prompting import align, build_prompts, resolve_kind
 from mless.store import ResultFolder
 from mless.study import tables
-from mless.study.spec import StudySpec, write_sets
+from mless.study.identity import check_same, default_folder, digest, identity_of, rerun_command, slug, versions
+from mless.study.spec import StudySpec
 from mless.values import Condition, Item, Prompt, parse_numbers
 
 if TYPE_CHECKING:
@@ -54,11 +51,12 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where the results are, and whether this call computed any of them."""
+    """Where the results are, and whether this call computed any of them; `fresh` where it made their tables anew."""
 
     folder: Path
     computed: int
     units: int
+    fresh: bool = True
 
 
 def run_study(
@@ -75,6 +73,12 @@ def run_study(
     file from somebody else must not be able to say it.
     """
     told = progress or Silent()
+    if spec.accuracy is not None:
+        if for_figure:
+            spec.check_figure()
+        from mless.study.answering import run_accuracy
+
+        return run_accuracy(spec, out, told, trust_remote_code=trust_remote_code)
     from mless.models import describe
     from mless.models.loading import fingerprint
 
@@ -86,13 +90,13 @@ def run_study(
     heads = parse_numbers(spec.heads, described.heads, "head")
     if for_figure:
         spec.check_figure(described.layers, described.heads)
-    identity = _identity(spec, described, fingerprint(described.source, max(layers)), items)
+    identity = identity_of(spec, described, fingerprint(described.source, max(layers)), items)
     folder = ResultFolder(out if out is not None else default_folder(spec, described.source.label))
     stored = folder.manifest()
     if stored is not None:
-        _check_same(folder, stored, identity)
+        check_same(folder, stored, identity)
         if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in TABLES):
-            return Outcome(folder.path, 0, stored["units"])
+            return Outcome(folder.path, 0, stored["units"], fresh=False)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
     return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told, trust_remote_code)
@@ -141,7 +145,7 @@ def _compute(
     check_prompts(model, prompts)
     # What the names above stand for once a model is loaded: a template may write today's date, and auto is another dtype elsewhere.
     identity = identity | {
-        "prompts as rendered": _digest(
+        "prompts as rendered": digest(
             [[p.token_ids, [asdict(span) for span in p.spans]] for p in itertools.chain(*prompts.values())]
         ),
         "dtype in use": model.dtype,
@@ -188,7 +192,7 @@ def _compute(
         folder.sweep()
         again = folder.manifest()
         if again is not None:
-            _check_same(folder, again, identity)
+            check_same(folder, again, identity)
         if again is None or again.get("complete"):
             folder.write_manifest(about)
         names = {"model": model.label, "task": task}
@@ -258,11 +262,7 @@ def _run_units(
 
 
 def _unit_key(condition: str, number: int) -> str:
-    return f"{_slug(condition)}-{number + 1:05d}"
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+    return f"{slug(condition)}-{number + 1:05d}"
 
 
 def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -> None:
@@ -270,73 +270,18 @@ def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -
     for rows in prompts.values():
         for without, prompt in zip(prompts["none"], rows, strict=True):
             align(without, prompt)
-            if model.bos is not None and prompt.token_ids[0] != model.bos:
-                raise TokenizerFault(
-                    f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
-                    "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
-                )
-            if len(prompt) > model.context:
-                raise BadPrompt(
-                    f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
-                    "leave it out of the data, or use a smaller --length"
-                )
+            check_prompt(model, prompt)
 
 
-def default_folder(spec: StudySpec, label: str) -> Path:
-    """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own."""
-    changed = {key: value for key, value in spec.changed().items() if key not in ("model", "figure", "title")}
-    mark = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6] if changed else ""
-    return Path("results") / "-".join(filter(None, [_slug(spec.name), _slug(label), mark]))
-
-
-def _identity(spec: StudySpec, described: Description, model: str, items: Sequence[Item]) -> dict[str, str]:
-    """What must agree for stored units to be this study's; by name, so that a difference can be told."""
-    from mless.models.loading import locate_tokenizer
-
-    fields = {
-        key: _digest(value)
-        for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", "data", "question_field", "answer_field", "limit", "figure")
-    }
-    tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else described.source.tokenizer
-    files = [tokens / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
-    tokenizer = _digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
-    rows = _digest([[item.id, item.question, item.answer] for item in items])
-    return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
-    """Before a model is loaded only part of the identity is known; that part is compared."""
-    old = stored.get("identity", {})
-    different = sorted(key for key in identity if old.get(key) != identity[key])
-    if "layers" in different and "model's weights" in different:
-        different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
-    if different:
-        study = stored.get("study", {}).get("name", "unknown")
-        raise BadFolder(
-            f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
+def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
+    """It is not too long for its model, and does not lack the BOS that it needs."""
+    if model.bos is not None and prompt.token_ids[0] != model.bos:
+        raise TokenizerFault(
+            f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
+            "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
         )
-
-
-def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:
-    """What to type to get this folder again."""
-    changed = {key: value for key, value in spec.changed().items() if key not in ("figure", "title")}
-    sets = [word for text in write_sets(changed) for word in ("--set", text)]
-    trust = ["--trust-remote-code"] if trust_remote_code else []
-    return ["mless", "run", spec.source, "--out", str(out), *sets, *trust]
-
-
-def versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    for package in ("torch", "transformers", "numpy", "scipy", "pyarrow", "tokenizers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    if len(prompt) > model.context:
+        raise BadPrompt(
+            f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
+            "leave it out of the data, or use a smaller --length"
+        )

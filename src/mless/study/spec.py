@@ -12,13 +12,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from mless import tasks
+from mless.engines import Decoding
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
 from mless.values import (
+    ANSWER_KINDS,
     Condition,
     FigureKind,
     FigureSpec,
@@ -44,6 +46,17 @@ def _split_names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+def _split_numbers(value: Any) -> Any:
+    return [int(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+#: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
+PLAN_AND_SOLVE = (
+    "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
+    "within \\boxed{}."
+)
+REPHRASED = "Think the problem through, one step after another. Write the final answer inside \\boxed{}."
+EngineName = Literal["hf", "vllm", "openai", "scripted"]
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 
 
@@ -51,10 +64,16 @@ class ConditionTable(BaseModel):
     """A condition of one's own: ``[condition.NAME]``."""
 
     model_config = _FORBID
-    kind: Literal["none", "repeat", "text"] = "repeat"
+    kind: Literal["none", "repeat", "text", "shift"] = "repeat"
     filler: str | None = None
     length: int | None = None
     placement: Placement | None = None
+    hidden: bool = False
+    system: str | None = None
+    question: str | None = None
+    samples: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    again: bool = False
 
 
 class PanelTable(BaseModel):
@@ -70,9 +89,11 @@ class FigureTable(BaseModel):
     model_config = _FORBID
     kind: FigureKind
     panels: list[PanelTable] = []
+    models: Names = []  # published for these, where it has no panels that name them
     conditions: Names = ["none", "mless"]
     heads: str | None = None  # replaces the panels' heads: "2,5" or "most-shifted:3"
     layers: str | None = None  # replaces the panels' layers
+    bars: str | None = None  # the accuracy study that makes the figure's other half
 
 
 class MarginTable(BaseModel):
@@ -80,6 +101,60 @@ class MarginTable(BaseModel):
     drop: float = 0.95
     rise: float = 1.05
     same: tuple[float, float] = (0.9, 1.1)
+
+
+class AccuracyTable(BaseModel):
+    """How answers are drawn and judged: ``[accuracy]``. A study that has it measures answers and not attention."""
+
+    model_config = _FORBID
+    engine: EngineName = "hf"
+    mode: Literal["row-stable", "batch-invariant"] = "row-stable"
+    slots: int | None = Field(
+        default=None, ge=1
+    )  # rows computed at once, part of the numbers; chosen by device where not given
+    max_new_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    samples: int = Field(default=1, ge=1)
+    again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
+    stop: list[str] = []
+    k: Annotated[list[int], BeforeValidator(_split_numbers)] = [1]  # pass@k and maj@k
+    rules: Names | None = None  # answer extraction, first to last; the task's own where not given
+    cluster_field: str | None = None  # items with the same value are related and count as one unit
+    margin: float = Field(default=0.02, gt=0, lt=1)  # a change smaller than this would not matter (equivalence test)
+    dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
+    script: str | None = None  # the scripted engine's file of answers
+    base_url: str | None = None  # the openai engine's server
+    concurrency: int = Field(default=8, ge=1)
+    timeout: float = Field(default=120.0, gt=0)
+    retries: int = Field(default=6, ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> AccuracyTable:
+        for k in self.k:
+            if not 1 <= k <= self.samples:
+                raise ValueError(
+                    f"k = {k}, but {self.samples} sample(s) are drawn per item; pass@k needs 1 ≤ k ≤ samples: --samples {max(k, 1)}, or a smaller k"
+                )
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
+            )
+        if self.engine == "openai" and not self.base_url:
+            raise ValueError("the openai engine needs a server: --base-url http://HOST:PORT/v1")
+        if self.engine == "scripted" and not self.script:
+            raise ValueError("the scripted engine needs its answers: --set accuracy.script=FILE.json")
+        if self.rules is not None:
+            for rule in self.rules:
+                if rule not in tasks.RULES:
+                    raise ValueError(f"no extraction rule {rule!r}; there are: {', '.join(tasks.RULES)}")
+        return self
+
+    def decoding(self, temperature: float | None = None) -> Decoding:
+        """How answers are drawn, at another temperature where a condition has its own."""
+        asked = self.temperature if temperature is None else temperature
+        return Decoding(self.max_new_tokens, asked, self.top_p, self.top_k, tuple(self.stop))
 
 
 class StudySpec(BaseModel):
@@ -111,6 +186,7 @@ class StudySpec(BaseModel):
     margins: MarginTable = MarginTable()
     flips: int = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
+    accuracy: AccuracyTable | None = None
 
     _source: str | None = PrivateAttr(default=None)
     _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
@@ -130,8 +206,17 @@ class StudySpec(BaseModel):
         names = list(dict.fromkeys(self.conditions))
         if "none" not in names:
             names.insert(0, "none")
-        names.sort(key=lambda name: name != "none")
-        return [self._condition(name) for name in names]
+        if self.accuracy is not None and self.accuracy.again and "none-again" not in names:
+            names.append("none-again")
+        names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
+        found = [self._condition(name) for name in names]
+        for condition in found if self.accuracy is None else ():
+            if condition.for_answers_only:
+                raise BadStudy(
+                    f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
+                    "study that has [accuracy], such as mless run accuracy"
+                )
+        return found
 
     def _condition(self, name: str) -> Condition:
         built_in: dict[str, ConditionTable] = {
@@ -140,9 +225,19 @@ class StudySpec(BaseModel):
             "mful": ConditionTable(kind="repeat", filler=self.meaningful),
             "random": ConditionTable(kind="text"),
         }
-        if name == "none" and name in self.condition:
+        if self.accuracy is not None:
+            built_in |= {
+                "none-again": ConditionTable(kind="none", again=True),
+                "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
+                "rephrased": ConditionTable(kind="none", system=REPHRASED),
+                "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
+                "position-only": ConditionTable(kind="shift"),
+                "masked-filler": ConditionTable(kind="repeat", filler=self.filler, hidden=True),
+                "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
+            }
+        if name in ("none", "none-again") and name in self.condition:
             raise BadStudy(
-                "condition 'none' is what every other one is measured against, so [condition.none] cannot change it; give yours another name"
+                f"condition {name!r} is what every other one is measured against, so [condition.{name}] cannot change it; give yours another name"
             )
         table = self.condition.get(name) or built_in.get(name)
         if table is None:
@@ -154,10 +249,13 @@ class StudySpec(BaseModel):
             raise BadStudy(
                 f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
             )
+        own: dict[str, Any] = {
+            key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
+        }
         if table.kind == "none":
-            return Condition(name, "none", table.filler, table.length or 0)
+            return Condition(name, "none", table.filler, table.length or 0, **own)
         length = table.length if table.length is not None else self.length
-        return Condition(name, table.kind, table.filler, length, table.placement or self.placement)
+        return Condition(name, table.kind, table.filler, length, table.placement or self.placement, **own)
 
     def margins_of(self) -> Margins:
         return Margins(self.margins.drop, self.margins.rise, self.margins.same)
@@ -182,7 +280,11 @@ class StudySpec(BaseModel):
 
     def single_layer(self, highest: int = 10_000) -> int | None:
         """The one layer shown by a picture that has no published panels: the one asked for, else the study's first."""
-        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained"):
+        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained", *ANSWER_KINDS):
+            if self.figure is not None and self.figure.layers is not None and self.figure.kind in ANSWER_KINDS:
+                raise BadStudy(
+                    f"figure {self.name} takes no --layers: it shows answers and not attention; leave it out"
+                )
             return None
         if self.figure.layers is None:
             return parse_numbers(self.layers, highest, "layer")[0]
@@ -191,11 +293,13 @@ class StudySpec(BaseModel):
             raise BadStudy(f"{self.name} shows one layer, got --layers {self.figure.layers}; give one number")
         return chosen[0]
 
-    def check_figure(self, layers: int, heads: int) -> None:
+    def check_figure(self, layers: int = 0, heads: int = 0) -> None:
         """Fail before the run, not after it, when the study cannot show its figure on a model of that many layers and heads."""
         if self.figure is None:
             return
         self._check_shown_conditions(self.figure)
+        if self.accuracy is not None:
+            return
         layer = self.single_layer(layers)
         panels = self.figure_spec(layers).panels
         for shown in [layer] if layer is not None else [panel.layer for panel in panels]:
@@ -239,6 +343,8 @@ class StudySpec(BaseModel):
                 f"{self.name} shows {', '.join(map(repr, missing))}, but would run {', '.join(run)} only; add it with --set conditions=…, "
                 f"or leave it out: --set figure.conditions={','.join(kept) or ','.join(run)}"
             )
+        if table.kind in ANSWER_KINDS:
+            return
         filled = [name for name in kept if run[name] != "none"]
         heads = table.heads or ("" if table.panels else "most-shifted")
         compares = table.kind in ("map", "retained", "versus") or (table.kind != "mass" and "most-shifted" in heads)
@@ -256,6 +362,7 @@ class StudySpec(BaseModel):
             answer_field=self.answer_field,
             limit=self.limit,
             seed=self.seed,
+            cluster_field=self.accuracy.cluster_field if self.accuracy is not None else None,
         )
 
     def check_item(self, wanted: str) -> None:
@@ -276,7 +383,9 @@ class StudySpec(BaseModel):
 
     def published_models(self) -> list[str]:
         """The models a figure was published for, in order."""
-        return list(dict.fromkeys(panel.model for panel in self.figure.panels)) if self.figure else []
+        if self.figure is None:
+            return []
+        return list(dict.fromkeys([*self.figure.models, *(panel.model for panel in self.figure.panels)]))
 
 
 def _near(name: str, known: Sequence[str]) -> str:
@@ -331,6 +440,10 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
     as_written = validated(fields, source)
     if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
         as_written.figure_spec()
+    if as_written.accuracy is None and any(key.partition(".")[0] == "accuracy" for key in changes):
+        raise BadStudy(
+            f"study {as_written.name!r} measures attention and draws no answers; for answers use mless run accuracy, or a study file with [accuracy]"
+        )
     for key, value in changes.items():
         _put(fields, key, value)
     spec = validated(fields, source)
@@ -357,6 +470,10 @@ def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
             hint = f" (did you mean {'.'.join([*tables, near[0]])!r}?)" if near else ""
             raise BadStudy(f"study {source} has no field {where!r}{hint}; its fields are: {', '.join(names)}") from None
         message = first["msg"].removeprefix("Value error, ")
+        if (
+            isinstance(first.get("input"), dict) and first["type"] == "value_error"
+        ):  # a rule of the whole table, which says what it got
+            raise BadStudy(f"study {source}, [{where}]: {message}") from None
         raise BadStudy(
             f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {first.get('input')!r}"
         ) from None

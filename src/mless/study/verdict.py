@@ -14,8 +14,12 @@ _PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecide
 
 
 def verdict_lines(path: Path) -> list[str]:
-    """One line per condition, then what it means for the published claim, then what limits it."""
+    """One line per condition, then what it means for the published claim, then what limits it; of answers or of attention."""
     folder = ResultFolder(path)
+    if ((folder.manifest() or {}).get("study") or {}).get("accuracy"):
+        from mless.study.accuracy import accuracy_lines
+
+        return accuracy_lines(path)
     rows: list[dict[str, Any]] = folder.read_table("retained", filters=[("queries", "==", "original")]).to_pylist()
     about = folder.manifest() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]

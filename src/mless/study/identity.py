@@ -1,0 +1,101 @@
+"""Whose results a folder holds: what must agree for stored units to be taken over, and the folder's name and command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mless.errors import BadFolder
+from mless.store import ResultFolder
+from mless.study.spec import StudySpec, write_sets
+from mless.values import Item
+
+if TYPE_CHECKING:
+    from mless.models.loading import Description
+
+
+#: Settings of [accuracy] that say how stored answers are judged, or how they are fetched, but not what they are.
+ANALYSIS = ("k", "rules", "margin", "dev_share", "cluster_field")
+FETCHING = ("concurrency", "timeout", "retries")
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+def default_folder(spec: StudySpec, label: str) -> Path:
+    """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own.
+
+    Not so those that change nothing stored: a run asked for with another margin, or another time limit, finds its answers again.
+    """
+    changed = {key: value for key, value in spec.changed().items() if key not in ("model", "figure", "title")}
+    if accuracy := changed.pop("accuracy", None):
+        written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
+        drawn = {k: v for k, v in accuracy.items() if k not in (*ANALYSIS, *FETCHING) and v != written[k]}
+        changed |= {"accuracy": drawn} if drawn else {}
+    mark = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6] if changed else ""
+    return Path("results") / "-".join(filter(None, [slug(spec.name), slug(label), mark]))
+
+
+def identity_of(spec: StudySpec, described: Description | None, model: str, items: Sequence[Item]) -> dict[str, str]:
+    """What must agree for stored units to be this study's; by name, so that a difference can be told.
+
+    `described` is None where the model is a server's, which is known by its name alone.
+    """
+    from mless.models.loading import locate_tokenizer
+
+    fields = {
+        key: digest(value)
+        for key, value in spec.model_dump().items()
+        if key
+        not in ("title", "model", "tokenizer", "data", "question_field", "answer_field", "limit", "figure", "accuracy")
+    }
+    own = described.source.tokenizer if described is not None else None
+    tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    files = [tokens / name for name in names] if tokens is not None else []
+    tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
+    rows = digest([[item.id, item.question, item.answer] for item in items])
+    return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
+    """Before a model is loaded only part of the identity is known; that part is compared."""
+    old = stored.get("identity", {})
+    different = sorted(key for key in identity if old.get(key) != identity[key])
+    if "layers" in different and "model's weights" in different:
+        different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
+    if different:
+        study = stored.get("study", {}).get("name", "unknown")
+        raise BadFolder(
+            f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
+        )
+
+
+def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:
+    """What to type to get this folder again."""
+    changed = {key: value for key, value in spec.changed().items() if key not in ("figure", "title")}
+    sets = [word for text in write_sets(changed) for word in ("--set", text)]
+    trust = ["--trust-remote-code"] if trust_remote_code else []
+    return ["mless", "run", spec.source, "--out", str(out), *sets, *trust]
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    for package in ("torch", "transformers", "numpy", "scipy", "pyarrow", "tokenizers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

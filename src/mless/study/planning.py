@@ -1,0 +1,206 @@
+"""What a run of so many items could show, and how many items an effect takes: asked before the run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from mless import stats
+from mless.errors import BadStudy
+
+#: Taken where neither a share nor a pilot is given, and said.
+ASSUMED_CHANGED = 0.1
+#: The effect that is planned for beside the one that so many items can show.
+USUAL_EFFECT = 0.02
+
+
+def plan(
+    items: int | None,
+    effect: float | None,
+    changed: float | None,
+    pilot: Path | None,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    tests: int = 1,
+) -> dict[str, Any]:
+    """By the exact McNemar test of one answer per item: what `items` can show, and the items that `effect` takes.
+
+    `effect` and `changed` (the share of items that change at all, in either direction) are shares, 0.02 for two points. A `pilot` is
+    the folder of a finished accuracy study, whose share is taken. Of several `tests` each is planned at alpha / tests (Bonferroni),
+    which Holm never asks more than. `detectable` is None where so many items can show nothing, `items_needed` where there is no
+    effect to plan for.
+    """
+    _check(items, effect, changed, power, alpha, tests)
+    if changed is not None and pilot is not None:
+        raise BadStudy("the share of items that change comes from --changed or from --pilot; give one of them")
+    found = _from_pilot(pilot) if pilot is not None else None
+    share = found["share"] if found else ASSUMED_CHANGED if changed is None else changed
+    source = "pilot" if found else "assumed" if changed is None else "given"
+    if effect is not None and effect > share + 1e-12:
+        raise BadStudy(
+            f"accuracy cannot move by {_points(effect)} points where only {_percent(share)} of items change ({source}); plan for a smaller "
+            f"effect, or give a larger share: --changed {effect:g}"
+        )
+    each = alpha / tests
+    # a usual effect that cannot come about is not planned for
+    wanted = effect if effect is not None else USUAL_EFFECT if share >= USUAL_EFFECT else None
+    detectable = math.nan if items is None else stats.smallest_detectable_effect(items, share, power, each)
+    return {
+        "items": items,
+        "effect": wanted,
+        "changed": share,
+        "changed_from": source,
+        "power": power,
+        "alpha": alpha,
+        "tests": tests,
+        "alpha_each": each,
+        "test": "exact McNemar",
+        "detectable": None if math.isnan(detectable) else detectable,
+        "items_needed": None if wanted is None else stats.items_for_effect(wanted, share, power, each),
+        "power_here": stats.mcnemar_power(items, effect, share, each) if items and items > 1 and effect else None,
+        "pilot": found,
+    }
+
+
+def plan_lines(
+    items: int | None,
+    effect: float | None,
+    changed: float | None,
+    pilot: Path | None,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    tests: int = 1,
+) -> list[str]:
+    """The plan in words, its main sentence first."""
+    found = plan(items, effect, changed, pilot, power, alpha, tests)
+    share, wanted = _percent(found["changed"]), found["effect"]
+    parts: list[str] = []
+    if items is not None:
+        count = f"{items:,} item{'s' if items != 1 else ''}"
+        if found["detectable"] is not None:
+            parts.append(f"{count} can show ±{_points(found['detectable'])} points")
+        else:
+            parts.append(f"{count} can show nothing: too few would change, even if all went one way")
+    if wanted is not None:
+        unit = "" if items is not None else " points"
+        needs = f"{found['items_needed']:,}{'' if items is not None else ' items'}"
+        parts.append(f"±{_points(wanted, exact=True)}{unit} needs about {needs}")
+    how = {"assumed": f"assuming {share} of items change", "given": f"if {share} of items change"}
+    lines = [f"{'; '.join(parts)}; {how.get(found['changed_from'], f'if {share} of items change, as in the pilot')}"]
+    if wanted is None:
+        lines.append(
+            f"±{_points(USUAL_EFFECT, exact=True)} points cannot come about where only {share} of items change."
+        )
+    lines.append(
+        f"Exact McNemar test of paired items, one answer each, {_percent(power)} power, α = {alpha:g}"
+        + (
+            f"; each of {tests} comparisons at {found['alpha_each']:.2g} (Bonferroni; Holm asks no more)"
+            if tests > 1
+            else ""
+        )
+    )
+    if wanted is not None and found["power_here"] is not None:
+        lines.append(
+            f"{items:,} items would find ±{_points(wanted, exact=True)} points in {_percent(found['power_here'])} of runs."
+        )
+    if found["changed_from"] == "assumed":
+        lines.append(
+            "The share is an assumption; a small run gives a better one: --pilot FOLDER, or state it: --changed 0.2"
+        )
+    return lines + (_pilot_lines(found) if found["pilot"] else [])
+
+
+def _check(
+    items: int | None, effect: float | None, changed: float | None, power: float, alpha: float, tests: int
+) -> None:
+    if items is None and effect is None:
+        raise BadStudy(
+            "a plan starts from a number of items (--items 500), from an effect (--effect 0.02), or from both"
+        )
+    if items is not None and items < 1:
+        raise BadStudy(f"items: at least 1 expected, got {items}")
+    # comparisons are written so that NaN fails them
+    if effect is not None and not 1e-3 <= effect <= 1:
+        raise BadStudy(f"effect: a share from 0.001 to 1 expected, as 0.02 is for ±2 points; got {effect:g}")
+    if changed is not None and not 0 < changed <= 1:
+        raise BadStudy(f"changed: a share above 0 and at most 1 expected, as 0.1 is for a tenth; got {changed:g}")
+    if tests < 1:
+        raise BadStudy(f"tests: at least 1 comparison expected, got {tests}")
+    if not 0 < alpha < 1:
+        raise BadStudy(f"alpha must lie between 0 and 1, as 0.05 does; got {alpha:g}")
+    if not alpha < power < 1:
+        raise BadStudy(f"power must lie between alpha and 1, as 0.8 does; got {power:g} (alpha {alpha:g})")
+
+
+# ---- what a pilot says -----------------------------------------------------------------------------------------------
+
+
+def _from_pilot(path: Path) -> dict[str, Any]:
+    """The share of answers judged otherwise than under `none`, by condition; the largest is planned with.
+
+    With several samples it is the share of (item, sample) pairs, which is what one answer per item would show. Items change by
+    themselves as often as the A/A control says, so no smaller share is assumed.
+    """
+    from mless.store import ResultFolder
+    from mless.study.accuracy import read_accuracy
+
+    about, conditions, _ = read_accuracy(path)
+    rows = ResultFolder(path).read_table("answers", columns=["condition", "item", "sample", "correct"]).to_pylist()
+    judged: dict[str, dict[tuple[str, int], bool]] = {}
+    for row in rows:
+        judged.setdefault(row["condition"], {})[row["item"], row["sample"]] = row["correct"]
+    none = judged["none"]
+    shares = {
+        name: sum(right != none[key] for key, right in mine.items()) / len(mine)
+        for name, mine in judged.items()
+        if name != "none" and conditions[name].samples is None
+    }
+    control = next((shares.pop(name) for name in list(shares) if conditions[name].again), None)
+    if not shares and control is None:
+        raise BadStudy(f"the pilot {path} compares no condition with 'none'; run it with one more, or give --changed")
+    largest = max(shares, key=shares.__getitem__) if shares else None
+    share = max([*shares.values(), control or 0.0])
+    if share == 0:
+        raise BadStudy(
+            f"in the pilot {path} none of {len(about['items']):,} items changed under any condition, so it gives no share to plan with; take a "
+            "larger pilot, or give --changed 0.05"
+        )
+    return {
+        "folder": str(path),
+        "model": about["model"]["label"],
+        "task": about["task"],
+        "items": len(about["items"]),
+        "shares": shares,
+        "largest": largest,
+        "again": control,
+        "by_itself": control is not None and control >= max(shares.values(), default=0.0),
+        "share": share,
+    }
+
+
+def _pilot_lines(found: dict[str, Any]) -> list[str]:
+    pilot = found["pilot"]
+    shown = ", ".join(f"{name} {_percent(share)}" for name, share in pilot["shares"].items())
+    control = "not run" if pilot["again"] is None else _percent(pilot["again"])
+    lines = [
+        f"Pilot: {pilot['model']}, {pilot['items']:,} items of {pilot['task']}; changed: {shown or '–'}; A/A: {control}"
+    ]
+    if pilot["by_itself"]:
+        lines.append(
+            "The same prompts asked again (A/A) change as many items as any condition or more, so that share was planned with; most of it is noise, "
+            "which several samples per item would lessen."
+        )
+    if pilot["items"] < 100:
+        lines.append(
+            f"A share seen in {pilot['items']:,} items is rough; plan with a larger one too: --changed {min(1.0, 2 * pilot['share']):.2g}"
+        )
+    return lines
+
+
+def _points(share: float, *, exact: bool = False) -> str:
+    return f"{100 * share:g}" if exact else f"{100 * share:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
