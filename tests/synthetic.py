@@ -1,15 +1,20 @@
-"""Result folders that look like real ones: spiky attention, a sink on the first token, a layer-1 drop under filler."""
+"""Result folders that look like real ones: spiky attention with a layer-1 drop under filler; answers some of which filler changes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from mless.study.accuracy import ANSWERS, accuracy_table
+from mless.study.spec import AccuracyTable
+from mless.values import Condition
 
 WORDS = " Find the sum of all $ positive integers n such that \\frac{n +1 }{ 2} is prime , and greater than 3 . What \n".split(
     " "
@@ -171,3 +176,109 @@ def _write_retained(path: Path, name: str, logs: Mapping[tuple[str, int, int], S
         for head, values in enumerate(each, 1):
             add(condition, layer, head, values)
     pq.write_table(pa.Table.from_pylist(rows), path / "retained.parquet")
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------------------
+
+CONDITIONS = {
+    one.name: one
+    for one in (
+        Condition("none", "none"),
+        Condition("none-again", "none", again=True),
+        Condition("mless", "repeat", " /", 55),
+        Condition("mful", "repeat", " he", 55),
+        Condition("random", "text", None, 55),
+        Condition("self-consistency", "none", samples=5, temperature=0.7),
+    )
+}
+
+
+def write_answers(
+    path: Path,
+    *,
+    name: str = "smollm2",
+    label: str = "SmolLM2-135M-Instruct",
+    task: str = "arithmetic-1",
+    items: int = 60,
+    conditions: Sequence[str | Condition] = ("none", "none-again", "mless", "mful", "random"),
+    accuracy: float = 0.6,
+    effects: Mapping[str, float] | None = None,
+    noise: int = 0,
+    settings: AccuracyTable | None = None,
+    text: str | None = None,
+    about: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a folder of an accuracy study. `effects` moves the conditions' accuracy, `noise` items change in the A/A control, `text` is
+    put into every answer."""
+    rng = np.random.default_rng(seed)
+    settings = settings or AccuracyTable(max_new_tokens=96)
+    known = {one.name: one for one in (CONDITIONS[c] if isinstance(c, str) else c for c in conditions)}
+    ids = [f"sum-{i + 1:03d}" for i in range(items)]
+    chance = rng.beta(2 * accuracy, 2 * (1 - accuracy), items)[:, None]
+    luck = rng.random((items, 16))
+    sums = rng.integers(2, 60, (items, 2)).tolist()
+    answers: list[dict[str, Any]] = []
+    prompts: list[dict[str, Any]] = []
+    for condition in known.values():
+        drawn = luck[:, : condition.samples or settings.samples]
+        if condition.kind != "none" or condition.samples:  # every fifth item or so is answered anew
+            drawn = np.where(rng.random((items, 1)) < 0.8, drawn, rng.random(drawn.shape))
+        right = drawn < np.clip(chance + (effects or {}).get(condition.name, 0.0), 0, 1)
+        if condition.again:
+            changed = rng.permutation(items)[:noise]
+            right[changed] = ~right[changed]
+        for place, (item, (a, b)) in enumerate(zip(ids, sums, strict=True)):
+            common = {"model": label, "task": task, "condition": condition.name, "item": item}
+            prompts.append(common | _asked(condition, a, b))
+            for sample, good in enumerate(right[place].tolist()):
+                cut = not good and place % 7 == 0
+                said = None if cut else str(a + b if good else a + b + 1 + place % 3)
+                words = f"{text or ''}{a} plus {b}{' and so' * (sample + place % 4)}"
+                answers.append(
+                    {
+                        **common, "sample": sample, "seed": 1000 + 16 * place + sample, "extracted": said, "correct": good,
+                        "text": words if cut else f"{words} is \\boxed{{{said}}}.", "why": "no answer" if cut else "equal" if good else "differ",
+                        "n_tokens": 96 if cut else 12 + place % 30, "finish": "length" if cut else "stop", "reference": str(a + b),
+                        "how": "none" if cut else "boxed", "disagree": False, "cluster": None,
+                    }
+                )  # fmt: skip
+    path.mkdir(parents=True, exist_ok=True)
+    judged = pa.Table.from_pylist(answers, ANSWERS)
+    pq.write_table(judged, path / "answers.parquet")
+    pq.write_table(pa.Table.from_pylist(prompts), path / "prompts.parquet")
+    pq.write_table(accuracy_table(judged, known, settings, seed=0), path / "accuracy.parquet")
+    study = {
+        "name": "accuracy",
+        "title": "Accuracy with filler",
+        "data": task,
+        "prompt": "raw",
+        "seed": 0,
+        "accuracy": settings.model_dump(),
+    }
+    told = {
+        "format": 1, "mless": "0.1.0", "complete": True, "study": study, "task": task, "prompt": "raw", "items": ids, "seeds": {"study": 0},
+        "conditions": {condition: asdict(one) for condition, one in known.items()},
+        "model": {"name": name, "label": label, "family": "llama", "layers": 30, "heads": 9, "fingerprint": "9f" * 16},
+        "engine": {"engine": "hf", "mode": "row-stable", "slots": 16, "promise": "the same bits for any number of live rows"},
+        "versions": {"torch": "2.13.0", "transformers": "5.22.2"}, "device": {"kind": "cpu", "dtype": "bfloat16"}, **(about or {}),
+    }  # fmt: skip
+    (path / "study.json").write_text(json.dumps(told), encoding="utf-8")
+    return path
+
+
+def _asked(condition: Condition, a: int, b: int) -> dict[str, Any]:
+    filler = [condition.filler or " word"] * (condition.length if condition.kind in ("repeat", "text") else 0)
+    parts = {
+        "start": ["<s>"],
+        "system": [" Reason", " step", " by", " step", "."],
+        "filler": filler,
+        "question": [" What", " is", f" {a}", " +", f" {b}", "?"],
+    }
+    tokens: list[str] = []
+    spans: list[dict[str, Any]] = []
+    for name, words in parts.items():
+        if words:
+            spans.append({"name": name, "start": len(tokens), "stop": len(tokens) + len(words)})
+        tokens += words
+    return {"token_ids": list(range(len(tokens))), "spans": spans, "text": "".join(tokens), "tokens": tokens}

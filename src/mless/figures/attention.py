@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
 from mless.figures import style
@@ -58,28 +58,63 @@ def draw_curves(
     omit_first: bool | None,
 ) -> Picture:
     """One of the published kinds of curve pictures, from the panels' folders."""
-    read: dict[int, Measured] = {}
-    for panel in panels:
-        if id(panel.folder) not in read:
-            heads = list(dict.fromkeys((other.layer, other.head) for other in panels if other.folder is panel.folder))
-            read[id(panel.folder)] = measure(panel.folder, conditions, heads, queries, item=item, omit_first=omit_first)
-    plots = [
-        plot
-        for column, panel in enumerate(panels)
-        for plot in _plots_of(kind, column, panel, read[id(panel.folder)], conditions)
-    ]
+    plots = _measured_plots(kind, panels, conditions, item=item, queries=queries, omit_first=omit_first)
     if item is None:
-        figure = _draw_grid(plots, across=1 if kind == "conditions" and len(panels) == 1 else ACROSS)
+        columns = len({plot.column for plot in plots})
+        across = min(1 if kind == "conditions" and len(panels) == 1 else ACROSS, columns)
+        width = PAGE_WIDTH if across > 1 else PAGE_WIDTH * 0.62
+        figure = style.new_figure(width, grid_height(plots, across))
+        _fill_grid(figure, plots, across, width)
     else:
         figure = _draw_stack(plots)
     _add_legend(figure, plots)
     note = _caption(kind, plots, queries)
     style.add_caption(figure, note)
+    return Picture(figure, curves_title(panels), style.shown(f"{READING[kind]} {note}"))
+
+
+def curves_title(panels: Sequence[ChosenPanel]) -> str:
+    """What the curves are of."""
     title = "; ".join(dict.fromkeys(f"{p.folder.label} Layer {p.layer} Head {p.head}" for p in panels))
-    return Picture(figure, style.shown(f"Received attention: {title}"), style.shown(f"{_READING[kind]} {note}"))
+    return style.shown(f"Received attention: {title}")
 
 
-_READING = {
+def plan_curves(
+    panels: Sequence[ChosenPanel], conditions: Sequence[str], *, queries: QuerySet, omit_first: bool | None
+) -> list[Plot]:
+    """The plots of a `conditions` picture, to be put into a part of another one."""
+    return _measured_plots("conditions", panels, conditions, item=None, queries=queries, omit_first=omit_first)
+
+
+def put_curves(place: FigureBase, plots: Sequence[Plot], width: float, queries: QuerySet) -> str:
+    """Draw them one below the other into a part of a figure, `width` inches wide; the caption is given back."""
+    _fill_grid(place, plots, 1, width)
+    _add_legend(place, plots)
+    return _caption("conditions", plots, queries)
+
+
+def _measured_plots(
+    kind: FigureKind,
+    panels: Sequence[ChosenPanel],
+    conditions: Sequence[str],
+    *,
+    item: str | None,
+    queries: QuerySet,
+    omit_first: bool | None,
+) -> list[Plot]:
+    read: dict[int, Measured] = {}
+    for panel in panels:
+        if id(panel.folder) not in read:
+            heads = list(dict.fromkeys((other.layer, other.head) for other in panels if other.folder is panel.folder))
+            read[id(panel.folder)] = measure(panel.folder, conditions, heads, queries, item=item, omit_first=omit_first)
+    return [
+        plot
+        for column, panel in enumerate(panels)
+        for plot in _plots_of(kind, column, panel, read[id(panel.folder)], conditions)
+    ]
+
+
+READING = {
     "heads": "Attention each token receives from later tokens, one column per head. Top: the original tokens only, without and with "
     "filler, aligned by dropping the filler; where the second line lies below the first, the filler drew attention away. Bottom: the "
     "full sequence with filler, its span shaded.",
@@ -138,14 +173,21 @@ def _plots_of(
     ]
 
 
-def _draw_grid(plots: Sequence[Plot], *, across: int) -> Figure:
+def _in_columns(plots: Sequence[Plot]) -> list[list[Plot]]:
+    return [list(group) for _, group in groupby(plots, lambda plot: plot.column)]
+
+
+def grid_height(plots: Sequence[Plot], across: int) -> float:
+    """Inches that the plots take with `across` columns side by side."""
+    columns = _in_columns(plots)
+    return 0.75 + -(-len(columns) // across) * max(map(len, columns)) * 1.65
+
+
+def _fill_grid(figure: FigureBase, plots: Sequence[Plot], across: int, width: float) -> None:
     """Columns side by side, each column's plots below one another; after `across` columns a new block of rows."""
-    columns = [list(group) for _, group in groupby(plots, lambda plot: plot.column)]
-    across = min(across, len(columns))
+    columns = _in_columns(plots)
     deep = max(len(column) for column in columns)
     blocks = -(-len(columns) // across)
-    width = PAGE_WIDTH if across > 1 else PAGE_WIDTH * 0.62
-    figure = style.new_figure(width, 0.75 + blocks * deep * 1.65)
     grid = figure.add_gridspec(blocks * deep, across)
     room = width / across - 0.47  # what tick labels leave of a column
     titles = style.fit_titles([plot.title for plot in plots], room)
@@ -160,7 +202,6 @@ def _draw_grid(plots: Sequence[Plot], *, across: int) -> Figure:
             axes.set_xlabel("Token Position")
             if place == 0:
                 axes.set_ylabel("Average Attention Weight", fontsize=SMALL)
-    return figure
 
 
 def _draw_stack(plots: Sequence[Plot]) -> Figure:
@@ -254,7 +295,7 @@ def _decorate(axes: Axes, plot: Plot, title: style.Title, width: float) -> None:
     )
 
 
-def _add_legend(figure: Figure, plots: Sequence[Plot]) -> None:
+def _add_legend(figure: FigureBase, plots: Sequence[Plot]) -> None:
     lines = list(dict.fromkeys((line.label, line.colour) for plot in plots for line in plot.lines))
     handles = [Line2D([], [], color=colour, linewidth=1.6, label=label) for label, colour in lines]
     figure.legend(

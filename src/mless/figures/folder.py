@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from jaxtyping import Float
 
 from mless import store
 from mless.errors import BadFolder, BadStudy
+from mless.stats import majority_at_k
 from mless.values import MASS_NAMES, QuerySet, Span, format_numbers, pick_item
 
 
@@ -37,22 +39,32 @@ class StoredPrompt:
         return tuple((span.start, span.stop) for span in self.spans if span.name == "filler")
 
 
+def _about(path: Path) -> dict[str, Any]:
+    about = store.ResultFolder(path).manifest()
+    if about is None:
+        raise BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+    return about
+
+
+def holds_answers(path: Path) -> bool:
+    """Whether the folder's study measured answers and not attention; what is no result folder is refused."""
+    study: Any = _about(path).get("study")
+    asked = isinstance(study, dict) and cast("dict[str, Any]", study).get("accuracy") is not None
+    return asked or (path / "accuracy.parquet").exists()
+
+
 @dataclass(frozen=True, slots=True)
-class StoredResults:
-    """A finished result folder of one study of one model."""
+class StoredStudy:
+    """A finished result folder of one study of one model, whatever it measured."""
 
     path: Path
     about: Mapping[str, Any]
 
-    @classmethod
-    def open(cls, path: Path) -> StoredResults:
-        """Read ``study.json``; a folder without one, a broken one or one of a newer version is refused."""
-        about = store.ResultFolder(path).manifest()
-        if about is None:
-            raise BadFolder(
-                f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one"
-            )
-        return cls(path, about)
+    @property
+    def study(self) -> Mapping[str, Any]:
+        """The study as it was run, every field of it."""
+        found: Any = self.about.get("study")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -74,11 +86,6 @@ class StoredResults:
     def items(self) -> list[str]:
         """Item ids, in the study's order."""
         return [str(item) for item in cast("list[object]", self.about.get("items") or [])]
-
-    @property
-    def omit_first(self) -> bool:
-        """Whether the study leaves the first token (the attention sink) out of its curves."""
-        return bool(self.about.get("omit_first", False))
 
     def need_conditions(self, wanted: Sequence[str]) -> None:
         """Refuse to draw conditions that were not run."""
@@ -120,6 +127,33 @@ class StoredResults:
         except (OSError, pa.ArrowException) as fault:
             cause = str(fault).partition("\n")[0]
             raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
+
+    def has_tokens(self) -> bool:
+        """Whether the prompts are stored token by token; those sent to a server as text are not."""
+        file = self.path / "prompts.parquet"
+        try:
+            return file.exists() and {"spans", "tokens"} <= set(ds.dataset(file, format="parquet").schema.names)
+        except (OSError, pa.ArrowException):
+            return True  # whoever reads it is told what is wrong with it
+
+    def _way_out(self) -> str:
+        name = str(self.model.get("name") or "…")
+        return f"Make it with `mless figure … --model {name}` (which runs what the figure needs) or `mless run … --model {name}`"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResults(StoredStudy):
+    """A folder that holds attention."""
+
+    @classmethod
+    def open(cls, path: Path) -> StoredResults:
+        """Read ``study.json``; a folder without one, a broken one or one of a newer version is refused."""
+        return cls(path, _about(path))
+
+    @property
+    def omit_first(self) -> bool:
+        """Whether the study leaves the first token (the attention sink) out of its curves."""
+        return bool(self.about.get("omit_first", False))
 
     def captured(self) -> dict[int, list[int]]:
         """Layer → heads whose attention is stored."""
@@ -224,6 +258,184 @@ class StoredResults:
                 }
         return found
 
-    def _way_out(self) -> str:
-        name = str(self.model.get("name") or "…")
-        return f"Make it with `mless figure … --model {name}` (which runs what the figure needs) or `mless run … --model {name}`"
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """One row of ``accuracy.parquet``: a condition's accuracy by one metric on one split, beside `none`'s. Shares are 0…1."""
+
+    model: str
+    task: str
+    condition: str
+    split: str
+    metric: str
+    n: int
+    value: float | None
+    lo: float | None
+    hi: float | None
+    sd: float | None
+    delta: float | None
+    delta_lo: float | None
+    delta_hi: float | None
+    p: float | None
+    p_again: float | None
+    p_adjusted: float | None
+    mde: float | None
+    aa_delta: float | None
+    gained: int | None
+    lost: int | None
+    equivalence_p: float | None
+    verdict: str | None
+    truncated: float | None
+    no_answer: float | None
+    tokens: float | None
+    samples: int | None
+    changed_text: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as stored, and how it was judged."""
+
+    item: str
+    sample: int
+    text: str
+    extracted: str | None
+    correct: bool
+    why: str
+    how: str
+    reference: str
+    n_tokens: int
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswers(StoredStudy):
+    """A folder that holds answers and their accuracy."""
+
+    @classmethod
+    def open(cls, path: Path) -> StoredAnswers:
+        """Read ``study.json``; a folder that measured attention is refused."""
+        if not holds_answers(path):
+            raise BadFolder(
+                f"{path} holds no accuracy.parquet: its study measured attention, not answers; `mless run accuracy --out …` makes one that does"
+            )
+        return cls(path, _about(path))
+
+    @property
+    def task(self) -> str:
+        """The data set's name."""
+        return str(self.about.get("task") or self.study.get("data") or "task")
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """What study.json says of the engine that gave the answers."""
+        found: Any = self.about.get("engine")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The study's ``[accuracy]`` table."""
+        found: Any = self.study.get("accuracy")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+    @property
+    def control(self) -> str | None:
+        """The A/A control: the condition that is `none` once more."""
+        return next((name for name, about in self.conditions.items() if about.get("again")), None)
+
+    def accuracy(self) -> list[Accuracy]:
+        """The rows of ``accuracy.parquet``, conditions in the study's order; a number that is not one is None."""
+        names = [field.name for field in fields(Accuracy)]
+        order = {name: place for place, name in enumerate(self.conditions)}
+        rows: list[Accuracy] = []
+        for row in self.table("accuracy", names).to_pylist():
+            told: dict[str, Any] = {
+                key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()
+            }
+            rows.append(Accuracy(**told))
+        if not rows:
+            raise BadFolder(f"{self.path}: accuracy.parquet holds no rows; run the study again")
+        return sorted(
+            rows, key=lambda row: order.get(row.condition, len(order))
+        )  # stable: metrics and splits stay as stored
+
+    def swept(self, among: Sequence[str] | None = None) -> list[dict[int, str]]:
+        """Conditions that differ in nothing but the filler's length, as length → name; each such line has two lengths or more."""
+        lines: dict[tuple[object, ...], dict[int, str]] = {}
+        for name in self.conditions if among is None else among:
+            about = self.conditions[name]
+            if about.get("kind") != "none" and about.get("length") and about.get("samples") is None:
+                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature")
+                lines.setdefault(tuple(about.get(part) for part in alike), {})[int(about["length"])] = name
+        return [dict(sorted(line.items())) for line in lines.values() if len(line) > 1]
+
+    def scores(self, condition: str) -> dict[str, float]:
+        """Item → the share of its answers that are right; 0 or 1 by the vote where the condition votes."""
+        columns = ["item", "sample", "correct", "extracted"]
+        table = self.table("answers", columns, pc.field("condition") == condition).sort_by([("sample", "ascending")])
+        right: dict[str, list[bool]] = {}
+        said: dict[str, list[str | None]] = {}
+        for item, correct, extracted in zip(
+            *(table[column].to_pylist() for column in ("item", "correct", "extracted")), strict=True
+        ):
+            right.setdefault(item, []).append(bool(correct))
+            said.setdefault(item, []).append(extracted)
+        if self.conditions.get(condition, {}).get("samples") is not None:
+            votes = {item: majority_at_k([said[item]], np.array([right[item]]), len(right[item])) for item in right}
+            return {item: vote.mean for item, vote in votes.items()}
+        return {item: float(np.mean(found)) for item, found in right.items()}
+
+    def answers(self, condition: str, items: Sequence[str]) -> dict[str, list[Answer]]:
+        """Item → its answers under a condition, in the samples' order."""
+        where = (pc.field("condition") == condition) & pc.field("item").isin(pa.array(items, pa.string()))
+        found: dict[str, list[Answer]] = {}
+        for row in self.table("answers", [field.name for field in fields(Answer)], where).to_pylist():
+            texts: dict[str, Any] = {key: row[key] or "" for key in ("text", "why", "how", "reference", "finish")}
+            counts: dict[str, Any] = {key: row[key] or 0 for key in ("sample", "n_tokens")}
+            one = Answer(row["item"], extracted=row["extracted"], correct=bool(row["correct"]), **texts, **counts)
+            found.setdefault(one.item, []).append(one)
+        return {item: sorted(answers, key=lambda one: one.sample) for item, answers in found.items()}
+
+    def questions(self, items: Sequence[str]) -> dict[str, str]:
+        """Item → its question, as it stands in the prompt without filler; the whole prompt where the question cannot be told apart."""
+        if not (self.path / "prompts.parquet").exists():
+            return {}
+        where = (pc.field("condition") == "none") & pc.field("item").isin(pa.array(items, pa.string()))
+        found: dict[str, str] = {}
+        columns = ["item", "text", *(["spans", "tokens"] if self.has_tokens() else [])]
+        for row in self.table("prompts", columns, where).to_pylist():
+            tokens: list[str] = row.get("tokens") or []
+            spans: list[dict[str, Any]] = row.get("spans") or []
+            asked = [slice(span["start"], span["stop"]) for span in spans if span["name"] == "question"]
+            question = "".join("".join(tokens[place]) for place in asked).strip()
+            # A token may hold half a character, which cannot be shown alone.
+            found[row["item"]] = question if question and "\ufffd" not in question else row["text"]
+        return found
+
+
+def metric_shown(rows: Sequence[Accuracy], condition: Mapping[str, Any]) -> str | None:
+    """The metric a condition is judged by: the vote where it votes over samples of its own, else pass@1, else its first."""
+    found = [row.metric for row in rows if row.metric != "diversity"]
+    votes = [metric for metric in found if metric.startswith("maj@")]
+    if condition.get("samples") is not None and votes:
+        return max(votes, key=_k)
+    return "pass@1" if "pass@1" in found else min(found, key=lambda m: (not m.startswith("pass@"), _k(m)), default=None)
+
+
+def _k(metric: str) -> int:
+    number = metric.partition("@")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def shown_rows(
+    rows: Sequence[Accuracy], conditions: Mapping[str, Mapping[str, Any]], split: str = "all"
+) -> dict[str, Accuracy]:
+    """Condition → the one row of it that a picture shows."""
+    found: dict[str, Accuracy] = {}
+    for name in dict.fromkeys(row.condition for row in rows):
+        own = [row for row in rows if row.condition == name and row.split == split]
+        metric = metric_shown(own, conditions.get(name, {}))
+        row = next((row for row in own if row.metric == metric), None)
+        if row is not None:
+            found[name] = row
+    return found

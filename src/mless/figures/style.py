@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 import unicodedata
 from collections.abc import Generator, Sequence
@@ -175,13 +176,24 @@ def fit_titles(parts: Sequence[tuple[str, str]], width: float) -> dict[tuple[str
     for size in (TITLE, NORMAL, SMALL):
         if all(text_width(one, size) <= width for one in ones.values()):
             return {part: (one, size) for part, one in ones.items()}
-    return {part: ("\n".join(filter(None, (_cut(shown(part[0]), width), part[1]))), SMALL) for part in parts}
+    return {part: ("\n".join(filter(None, (cut(shown(part[0]), width), part[1]))), SMALL) for part in parts}
 
 
-def _cut(text: str, width: float) -> str:
+def cut(text: str, width: float) -> str:
+    """Shortened until it fits into `width` inches at the small size."""
     while text_width(text, SMALL) > width and len(text) > 8:
         text = text.removesuffix("…")[:-1] + "…"
     return text
+
+
+def wrapped(text: str, width: float) -> str:
+    """Broken into lines of `width` inches at the small size, after spaces, dashes and slashes; a longer part is cut."""
+    lines: list[str] = [""]
+    for part in re.findall(r"[^ \-/]*[ \-/]|[^ \-/]+", text):
+        if lines[-1] and text_width((lines[-1] + part).rstrip(), SMALL) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(cut(line.rstrip(), width) for line in lines)
 
 
 def set_title(axes: Axes, title: Title, *, pad: float = 5.0) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mless.figures import draw
 from mless.store import ResultFolder, write_atomically
 from mless.values import FigureSpec
+
+if TYPE_CHECKING:
+    from mless.figures.folder import StoredAnswers
 
 __all__ = ["draw_standard", "publish", "summary", "write_report"]
 
@@ -27,22 +30,28 @@ def publish(folder: Path, fresh: bool, say: Callable[[str], None] = lambda line:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What the folder says, for other programs: its verdict in words, and every layer's retained share."""
+    """What the folder says, for other programs: its verdict in words, and every layer's retained share or every condition's accuracy."""
+    from mless.figures.folder import holds_answers
     from mless.study import verdict_lines
 
-    rows = ResultFolder(Path(folder)).read_table("retained", filters=[("queries", "==", "original"), ("head", "==", 0)])
-    return {
-        "folder": str(folder),
-        "report": str(Path(folder) / "report.html"),
-        "verdict": verdict_lines(Path(folder)),
-        "layers": rows.to_pylist(),
-    }
+    folder = Path(folder)
+    told = {"folder": str(folder), "report": str(folder / "report.html"), "verdict": verdict_lines(folder)}
+    if holds_answers(folder):
+        return told | {"accuracy": ResultFolder(folder).read_table("accuracy").to_pylist()}
+    rows = ResultFolder(folder).read_table("retained", filters=[("queries", "==", "original"), ("head", "==", 0)])
+    return told | {"layers": rows.to_pylist()}
 
 
 def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """The figures every study gets: the most shifted heads of its first layer, shares by layer and head, and where attention goes."""
-    from mless.figures.folder import StoredResults
+    """The figures every study gets.
 
+    Of attention: the most shifted heads of its first layer, shares by layer and head, and where attention goes. Of answers: bars and the
+    table of accuracy, accuracy by length where lengths differ, pass@k and diversity where there are several samples.
+    """
+    from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
+
+    if holds_answers(Path(folder)):
+        return _draw_answers(StoredAnswers.open(Path(folder)), formats)
     opened = StoredResults.open(Path(folder))
     with_filler = [name for name, about in opened.conditions.items() if about.get("kind") != "none"]
     if not with_filler:
@@ -57,16 +66,28 @@ def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list
     return written
 
 
+def _draw_answers(folder: StoredAnswers, formats: Sequence[str]) -> list[Path]:
+    shown = tuple(folder.conditions)
+    written = draw(FigureSpec("accuracy", "bars", (), shown), [folder.path], formats=formats)
+    written += draw(FigureSpec("accuracy", "table", (), shown), [folder.path])
+    if folder.swept():
+        written += draw(FigureSpec("lengths", "sweep", (), shown), [folder.path], formats=formats)
+    if any(row.metric == "diversity" and row.condition == "none" for row in folder.accuracy()):
+        written += draw(FigureSpec("diversity", "diversity", (), shown), [folder.path], formats=formats)
+    return written
+
+
 def write_report(folder: Path, *, verdict: Sequence[str]) -> Path:
     """Write ``report.html`` into `folder`: the verdict in words, what was run, pictures, tables, one prompt, the method.
 
     It needs no network and runs no script; whatever stands in the data is shown as text, never as markup.
     """
     # jinja2 and pyarrow load here and not at the top: `import mless` must stay cheap.
-    from mless.figures.folder import StoredResults
+    from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
     from mless.report.page import render
 
-    opened = StoredResults.open(Path(folder))
-    target = opened.path / "report.html"
+    path = Path(folder)
+    opened = StoredAnswers.open(path) if holds_answers(path) else StoredResults.open(path)
+    target = path / "report.html"
     write_atomically(target, render(opened, verdict).encode("utf-8"))
     return target

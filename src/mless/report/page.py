@@ -7,8 +7,7 @@ import json
 import math
 import re
 import shlex
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,10 @@ import pyarrow.compute as pc
 from markupsafe import Markup
 from PIL import Image
 
-from mless.figures.folder import StoredResults
+from mless.figures.folder import StoredAnswers, StoredResults, StoredStudy
+from mless.figures.wording import decoding_of
+from mless.figures.wording import visible as shown
+from mless.report.answers import answer_parts, filters
 from mless.study.verdict import random_is_yardstick
 from mless.values import SPAN_NAMES
 
@@ -51,7 +53,7 @@ class Token:
     breaks: bool
 
 
-def render(folder: StoredResults, verdict: Sequence[str]) -> str:
+def render(folder: StoredResults | StoredAnswers, verdict: Sequence[str]) -> str:
     """The page as text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -61,47 +63,27 @@ def render(folder: StoredResults, verdict: Sequence[str]) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters["share"] = _share
-    environment.filters["p"] = _p
-    study = _mapping(folder.about.get("study"))
-    return environment.get_template("page.html").render(
-        title=study.get("title") or study.get("name") or "mless study",
+    environment.filters.update({"share": _share, "p": _p, **filters()})
+    if isinstance(folder, StoredAnswers):
+        template, parts = "answers.html", answer_parts(folder)
+    else:
+        template, parts = "attention.html", {"retained": _retained(folder)}
+    return environment.get_template(template).render(
+        title=folder.study.get("title") or folder.study.get("name") or "mless study",
         model=folder.label,
         mless=folder.about.get("mless", "unknown"),
         verdict=list(verdict),
-        facts=_facts(folder, study),
+        facts=_facts(folder),
         conditions=_conditions(folder),
         pictures=_pictures(folder.path / "figures"),
-        retained=_retained(folder),
         example=_example(folder),
-        command=_command(folder, study),
+        command=_command(folder),
         everything=json.dumps(folder.about, indent=2, ensure_ascii=False, default=str),
+        **parts,
     )
 
 
 # ---- safe text -------------------------------------------------------------------------------------------------------
-
-
-def shown(text: str, *, keep: str = "\n\t") -> str:
-    """Text whose every sign can be seen: control, direction-changing and invisible characters are escaped (\\x07)."""
-    return _NOT_PLAIN.sub(lambda sign: sign[0] if sign[0] in keep or not _unseen(sign[0]) else _escape(sign[0]), text)
-
-
-_NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
-
-
-def _unseen(sign: str) -> bool:
-    # Cc control, Cf format (direction overrides, zero width), Cs lone surrogates, Zl and Zp line separators;
-    # Co and Cn have no agreed sign
-    return unicodedata.category(sign) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-
-
-def _escape(sign: str) -> str:
-    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    code = ord(sign)
-    return named.get(sign) or (
-        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    )
 
 
 def _finalize(value: object) -> object:
@@ -122,10 +104,17 @@ def _p(value: float | None) -> str:
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _facts(folder: StoredResults, study: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(folder: StoredResults | StoredAnswers) -> list[tuple[str, str]]:
     """What was run, in the order a reader asks for it; what a folder does not tell is left out."""
-    about, model = folder.about, folder.model
+    about, model, study = folder.about, folder.model, folder.study
     size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
+    own: list[tuple[str, object]]
+    if isinstance(folder, StoredAnswers):
+        engine = {key: value for key, value in folder.engine.items() if key != "promise"}
+        promise = folder.engine.get("promise")
+        own = [("Answers", decoding_of(folder)), ("Engine", engine), ("What it promises", promise)]
+    else:
+        own = [("First token", "left out of the curves (attention sink)" if folder.omit_first else "shown")]
     known: list[tuple[str, object]] = [
         ("Model", folder.label if model.get("name") in (None, folder.label) else f"{folder.label} ({model['name']})"),
         ("Architecture", ", ".join(filter(None, (str(model.get("family") or ""), size)))),
@@ -133,7 +122,7 @@ def _facts(folder: StoredResults, study: Mapping[str, Any]) -> list[tuple[str, s
         ("Data", study.get("data") or about.get("task")),
         ("Items", len(folder.items)),
         ("Prompt", study.get("prompt")),
-        ("First token", "left out of the curves (attention sink)" if folder.omit_first else "shown"),
+        *own,
         ("Seeds", about.get("seeds", study.get("seed"))),
         ("Device", about.get("device")),
         ("Implementations", about.get("implementations")),
@@ -155,7 +144,7 @@ def _words(value: object) -> str:
     return "–" if value is None else str(value)
 
 
-def _conditions(folder: StoredResults) -> list[dict[str, str]]:
+def _conditions(folder: StoredStudy) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for name, about in folder.conditions.items():
         rest = {
@@ -169,7 +158,7 @@ def _conditions(folder: StoredResults) -> list[dict[str, str]]:
                 "filler": "–" if filler is None else json.dumps(_shortened(str(filler)), ensure_ascii=False),
                 "length": str(about.get("length") or "–"),
                 "placement": str(about.get("placement") or "–") if about.get("kind") != "none" else "–",
-                "rest": _words({key: value for key, value in rest.items() if value is not None}),
+                "rest": _words({key: value for key, value in rest.items() if value is not None and value is not False}),
             }
         )
     return found
@@ -235,9 +224,9 @@ def _retained(folder: StoredResults) -> list[dict[str, Any]]:
     return found
 
 
-def _example(folder: StoredResults) -> dict[str, Any] | None:
+def _example(folder: StoredStudy) -> dict[str, Any] | None:
     """The first item's prompt with the first filler."""
-    if not (folder.path / "prompts.parquet").exists() or not folder.items:
+    if not folder.has_tokens() or not folder.items:
         return None
     filled = [name for name, about in folder.conditions.items() if about.get("kind") != "none"]
     for condition in [*filled, *folder.conditions]:
@@ -269,7 +258,7 @@ def _token(position: int, text: str, span: str) -> Token:
     return Token(position, visible, span if span in SPAN_NAMES else "other", "\n" in text)
 
 
-def _command(folder: StoredResults, study: Mapping[str, Any]) -> str:
+def _command(folder: StoredStudy) -> str:
     """The command the folder was made with, where it tells; else the one that makes its like."""
     told = folder.about.get("command")
     if isinstance(told, str) and told:
@@ -277,9 +266,5 @@ def _command(folder: StoredResults, study: Mapping[str, Any]) -> str:
     if isinstance(told, list) and told:
         return shlex.join(str(part) for part in cast("list[object]", told))
     return shlex.join(
-        ["mless", "run", str(study.get("name") or "quick"), "--model", str(folder.model.get("name") or "…")]
+        ["mless", "run", str(folder.study.get("name") or "quick"), "--model", str(folder.model.get("name") or "…")]
     )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

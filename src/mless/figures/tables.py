@@ -1,0 +1,336 @@
+"""Accuracy as tables: Markdown to read, LaTeX to print, CSV with every digit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from mless.errors import BadFolder, BadStudy
+from mless.figures import wording
+from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
+from mless.store import write_atomically
+
+#: The tables that have a layout of their own; any other id gets one row per condition.
+BY_MODEL, BY_PLACEMENT, BY_FILLER = "table1", "table4", "table5"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell says. `code` is a text of the prompt and shown sign by sign, `marked` stands out."""
+
+    text: str
+    code: bool = False
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table before it is written. `groups` are headings over so many columns each, left to right; `aligned` is l or r per column."""
+
+    heads: tuple[str, ...]
+    aligned: str
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str
+    groups: tuple[tuple[str, int], ...] = ()
+
+
+def write_tables(
+    spec_id: str,
+    folders: Sequence[Path],
+    out: Path,
+    formats: Sequence[str] = ("md", "csv", "tex"),
+    *,
+    conditions: Sequence[str] = (),
+) -> list[Path]:
+    """Write ``<out>/<spec_id>.<format>`` from the folders' accuracy.parquet.
+
+    ``table1`` has a row per model and columns per task, ``table4`` names conditions by their placement and ``table5`` by their filler; any
+    other id is the plain table, a row per condition, split and metric. `conditions` are those to show, in their order; all unless given,
+    and the A/A control always. CSV has all of accuracy.parquet's columns for the conditions shown, and every digit.
+    """
+    if not folders:
+        raise BadStudy(f"table {spec_id}: no result folder given; `mless run accuracy --out …` makes one")
+    opened = [StoredAnswers.open(Path(folder)) for folder in folders]
+    shown = [_Shown(folder, _kept(folder, conditions)) for folder in opened]
+    table = _by_model(spec_id, shown) if spec_id == BY_MODEL else _by_condition(spec_id, shown)
+    writers: dict[str, Callable[[], str]] = {
+        "md": lambda: _markdown(table),
+        "csv": lambda: _csv(shown),
+        "tex": lambda: _latex(table, spec_id),
+    }
+    unknown = [kind for kind in formats if kind not in writers]
+    if unknown or not formats:
+        raise BadStudy(f"no table format {unknown[0] if unknown else ''!r}; there are: {', '.join(writers)}")
+    written: list[Path] = []
+    for kind, text in {kind: writers[kind]() for kind in formats}.items():
+        write_atomically(out / f"{spec_id}.{kind}", text.encode("utf-8", "backslashreplace"))
+        written.append(out / f"{spec_id}.{kind}")
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    folder: StoredAnswers
+    rows: list[Accuracy]
+
+
+def _kept(folder: StoredAnswers, conditions: Sequence[str]) -> list[Accuracy]:
+    """The rows of the conditions asked for, in the order asked for, `none` and the control first."""
+    rows = folder.accuracy()
+    wanted = folder.run_of(conditions) if conditions else list(folder.conditions)
+    first = [name for name in ("none", folder.control) if name is not None]
+    if conditions and not set(wanted) - set(first):
+        asked = ", ".join(name for name in conditions if name not in first)
+        raise BadStudy(
+            f"{folder.path} was run without {asked}, so the table would have nothing to compare; it holds {', '.join(folder.conditions)}: run the "
+            "table's own study for this model, or see the folder's figures/accuracy.md"
+        )
+    order = list(dict.fromkeys([*first, *wanted]))
+    kept = [row for name in order for row in rows if row.condition == name]
+    if not any(row.split == "all" for row in kept):
+        raise BadFolder(f"{folder.path}: accuracy.parquet holds none of {', '.join(order)}; run the study again")
+    return kept
+
+
+# ---- a row per condition -------------------------------------------------------------------------------------------------
+
+
+def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
+    """Table 4, table 5 and the plain one differ in what a condition is called."""
+    labelled = {BY_PLACEMENT: "placement", BY_FILLER: "filler"}.get(spec_id)
+    rows = [(one, row) for one in shown for row in (_headlines(one) if labelled else one.rows)]
+    every = [row for _, row in rows]
+    models = len(shown) > 1
+    tasks = len({one.folder.task for one in shown}) > 1
+    splits = len({row.split for row in every}) > 1
+    metrics = len({row.metric for row in every}) > 1
+    sampled = any((row.samples or 1) > 1 for row in every)
+    heads = [
+        *(["model"] if models else []), *(["task"] if tasks else []), labelled or "condition", *(["prompt"] if not labelled else []),
+        *(["split"] if splits else []), *(["metric"] if metrics else []), "n", "accuracy %", *(["sd"] if sampled else []),
+        "Δ points", "A/A", "p", "p (Holm)", "detectable ±", "changed", "cut off %", "no answer %", "verdict",
+    ]  # fmt: skip
+    body: list[tuple[Cell, ...]] = []
+    for one, row in rows:
+        about = one.folder.conditions.get(row.condition, {})
+        control = row.condition == one.folder.control
+        cells = [
+            *([Cell(one.folder.label)] if models else []),
+            *([Cell(one.folder.task)] if tasks else []),
+            _name(labelled, row.condition, about, control=control),
+            *([Cell(wording.condition_words(about))] if not labelled else []),
+            *([Cell(row.split)] if splits else []),
+            *([Cell(row.metric)] if metrics else []),
+            Cell(f"{row.n:,}"),
+            Cell(f"{wording.percent(row.value)} {wording.percent_interval(row)}".strip()),
+            *([Cell(wording.percent(row.sd))] if sampled else []),
+            Cell(
+                f"{wording.points(row.delta)} {wording.points_interval(row)}".strip(), marked=wording.significant(row)
+            ),
+            Cell("–" if row.condition == "none" else wording.points(row.aa_delta)),
+            Cell(wording.p_value(wording.p_larger(row))),
+            Cell(wording.p_value(row.p_adjusted)),
+            Cell(wording.percent(row.mde)),
+            Cell("–" if row.gained is None or row.lost is None else f"+{row.gained} −{row.lost}"),
+            Cell(wording.percent(row.truncated)),
+            Cell(wording.percent(row.no_answer)),
+            Cell(row.verdict or "–"),
+        ]
+        body.append(tuple(cells))
+    words = {"model", "task", "placement", "filler", "condition", "prompt", "split", "metric", "verdict"}
+    aligned = "".join("l" if head in words else "r" for head in heads)
+    return Table(tuple(heads), aligned, tuple(body), _caption(shown, every))
+
+
+def _headlines(one: _Shown) -> list[Accuracy]:
+    found = shown_rows(one.rows, one.folder.conditions)
+    return [found[name] for name in dict.fromkeys(row.condition for row in one.rows) if name in found]
+
+
+def _name(labelled: str | None, condition: str, about: Mapping[str, object], *, control: bool) -> Cell:
+    if control:
+        return Cell("none again (A/A)" if labelled else condition)
+    if labelled == "placement" and about.get("kind") in ("repeat", "text"):
+        where = str(about.get("placement"))
+        return Cell(wording.PLACEMENTS.get(where, where))
+    if labelled == "filler" and about.get("kind") == "repeat":
+        return Cell(wording.filler_shown(about), code=True)
+    if labelled == "filler" and about.get("kind") == "text":
+        return Cell("natural text")
+    return Cell(condition)
+
+
+# ---- a row per model -----------------------------------------------------------------------------------------------------
+
+
+def _by_model(spec_id: str, shown: Sequence[_Shown]) -> Table:
+    """Models down, tasks across: without, with, the change, and beside it the A/A control's."""
+    found: dict[tuple[str, str, str], tuple[Accuracy, Accuracy]] = {}
+    for one in shown:
+        rows = {row.condition: row for row in _headlines(one)}
+        compared = [name for name in rows if name not in ("none", one.folder.control)]
+        if "none" not in rows or not compared:
+            raise BadFolder(
+                f"{one.folder.path}: {spec_id} compares none with another condition; it holds {', '.join(rows) or 'neither'}"
+            )
+        for name in compared:
+            key = (one.folder.label, name, one.folder.task)
+            if key in found:
+                raise BadStudy(
+                    f"{spec_id}: two folders hold {one.folder.label} on {one.folder.task} under {name!r}, and there is one cell for it; give one of them"
+                )
+            found[key] = rows["none"], rows[name]
+    tasks = list(dict.fromkeys(task for _, _, task in found))
+    lines = list(dict.fromkeys((label, name) for label, name, _ in found))
+    several = len({name for _, name in lines}) > 1
+    body: list[tuple[Cell, ...]] = []
+    for label, name in lines:
+        cells = [Cell(label), *([Cell(wording.condition_name(name, ()))] if several else [])]
+        for task in tasks:
+            none, row = found.get((label, name, task), (None, None))
+            if none is None or row is None:
+                cells += [Cell("")] * 4
+                continue
+            cells += [
+                Cell(wording.percent(none.value)),
+                Cell(wording.percent(row.value)),
+                Cell(
+                    f"{wording.points(row.delta)} {wording.points_interval(row)}".strip(),
+                    marked=wording.significant(row),
+                ),
+                Cell(wording.points(row.aa_delta)),
+            ]
+        body.append(tuple(cells))
+    with_filler = "w/" if several else wording.condition_name(lines[0][1], ())
+    left = ["model", *(["condition"] if several else [])]
+    heads = (*left, *["w/o", with_filler, "Δ points", "A/A"] * len(tasks))
+    groups = (("", len(left)), *((task, 4) for task in tasks))
+    every = [row for pair in found.values() for row in pair]
+    return Table(heads, "l" * len(left) + "rrrr" * len(tasks), tuple(body), _caption(shown, every), groups)
+
+
+# ---- how it is written ---------------------------------------------------------------------------------------------------
+
+
+def _caption(shown: Sequence[_Shown], rows: Sequence[Accuracy]) -> str:
+    folders = [one.folder for one in shown]
+    about = ""
+    if len(shown) == 1:
+        about = f"{wording.visible(folders[0].label, keep='')} on {wording.visible(folders[0].task, keep='')}. "
+    bold = (
+        " Bold: p ≤ 0.05 after Holm and a Δ larger than A/A's." if any(wording.significant(row) for row in rows) else ""
+    )
+    return (
+        f"{about}{wording.items_words(rows)}; {wording.statistics_words(folders, rows)}. {wording.rates_words(rows)} "
+        f"{wording.drawn_words(folders)}{bold}"
+    )
+
+
+def _markdown(table: Table) -> str:
+    groups = [name for name, count in table.groups for _ in range(count)] or [""] * len(table.heads)
+    heads = [" ".join(filter(None, pair)) for pair in zip(map(_md, groups), map(_md, table.heads), strict=True)]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---' if side == 'l' else '--:' for side in table.aligned)}|"]
+    lines += [f"| {' | '.join(map(_md_cell, row))} |" for row in table.rows]
+    return "\n".join([*lines, "", _md(table.caption), ""])
+
+
+def _md_cell(cell: Cell) -> str:
+    if cell.code:
+        # A fence longer than any run of backticks inside; a bar ends a cell even in code.
+        longest = max((len(run) for run in re.findall(r"`+", cell.text)), default=0)
+        fence, edge = "`" * (longest + 1), " " if "`" in cell.text else ""
+        return f"{fence}{edge}{cell.text}{edge}{fence}".replace("|", "\\|")
+    text = _md(cell.text)
+    return f"**{text}**" if cell.marked and text else text
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
+    return (
+        re.sub(r"([\\`*_{}<>|\[\]#~&])", r"\\\1", wording.visible(text, keep=""))
+        .replace("\\[", "[")
+        .replace("\\]", "]")
+    )
+
+
+# Quotes by their codes, because OT1 has no straight ones by name and some pairs of signs would be drawn as one. A bracket or a star
+# that begins a row would be taken for an argument of the line break before it.
+_TEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    '"': r"{\char34}", "`": r"{\char96}", "Δ": r"$\Delta$", "−": "$-$", "±": r"$\pm$", "≤": r"$\leq$", "–": "--", "×": r"$\times$",
+    "…": r"\ldots{}", "①": "(1)", "②": "(2)", "③": "(3)", "④": "(4)", "\u00a0": "~", "[": "{[}", "*": "{*}",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    """Text that LaTeX prints as it is; a sign beyond ASCII that it may not know is written as its code."""
+    return "".join(
+        _TEX.get(sign) or (sign if sign.isascii() else _TEX["\\"] + _code(sign))
+        for sign in wording.visible(text, keep="")
+    )
+
+
+def _code(sign: str) -> str:
+    return f"u{ord(sign):04x}"
+
+
+def _tex_cell(cell: Cell) -> str:
+    text = _tex(cell.text)
+    if cell.code:
+        return r"\texttt{" + text.replace(" ", r"\textvisiblespace{}") + "}"
+    return rf"\textbf{{{text}}}" if cell.marked and text else text
+
+
+def _latex(table: Table, spec_id: str) -> str:
+    """A float with booktabs' rules, made smaller where it is wider than the page."""
+    lines = [
+        r"% needs \usepackage{booktabs,graphicx}",
+        r"\begin{table*}",
+        r"\centering",
+        rf"\caption{{{_tex(table.caption)}}}",
+        rf"\label{{tab:{spec_id}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{@{{}}{table.aligned}@{{}}}}",
+        r"\toprule",
+    ]
+    if table.groups:
+        lines.append(" & ".join(_heading(name, count) for name, count in table.groups) + r" \\")
+        start = 1
+        for name, count in table.groups:
+            if name:
+                lines.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
+            start += count
+    lines += [" & ".join(map(_tex, table.heads)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(_tex_cell, row)) + r" \\" for row in table.rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}", ""])
+
+
+def _heading(name: str, count: int) -> str:
+    return rf"\multicolumn{{{count}}}{{c}}{{{_tex(name)}}}" if name else " & ".join([""] * count)
+
+
+def _csv(shown: Sequence[_Shown]) -> str:
+    """Every column of accuracy.parquet, and what tells conditions and folders apart; numbers with all their digits."""
+    names = [field.name for field in fields(Accuracy)]
+    told = ("kind", "filler", "length", "placement")
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*names, *told, "engine", "mode", "slots"])
+    for one in shown:
+        engine = one.folder.engine
+        for row in one.rows:
+            about = one.folder.conditions.get(row.condition, {})
+            values: list[object] = [getattr(row, name) for name in names]
+            # JSON, so that a newline or a space at the edge survives every reader.
+            values += [
+                json.dumps(about[key], ensure_ascii=False) if key == "filler" and about.get(key) else about.get(key)
+                for key in told
+            ]
+            writer.writerow([*values, engine.get("engine"), engine.get("mode"), engine.get("slots")])
+    return stream.getvalue()

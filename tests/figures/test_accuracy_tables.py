@@ -1,0 +1,258 @@
+"""Tables of accuracy: Markdown that renders, LaTeX that compiles, CSV with every digit, whatever the names hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from mless.errors import BadFolder, BadStudy
+from mless.figures import check, draw
+from mless.figures.folder import Accuracy
+from mless.figures.tables import write_tables
+from mless.study.accuracy import ACCURACY
+from mless.study.spec import AccuracyTable
+from mless.values import PLACEMENTS, Condition, FigureSpec
+from synthetic import write_answers, write_folder
+
+ODD = (
+    " /",
+    " \\",
+    " ?",
+    " %",
+    " &",
+    " #",
+    "_",
+    "$",
+    "{",
+    "}",
+    "~",
+    "^",
+    "|",
+    "`",
+    '"',
+    "'",
+    "<b>",
+    "\n",
+    " ",
+    "\x07",
+    "模",
+    "[",
+    "*",
+)
+FILLERS = tuple(Condition(f"f{n}", "repeat", filler, 55) for n, filler in enumerate(ODD))
+PLACED = tuple(Condition(f"at-{place}", "repeat", " /", 55, place) for place in PLACEMENTS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_answers(tmp_path_factory.mktemp("answers") / "r", items=90, effects={"mful": -0.4}, noise=3)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("answers") / "odd"
+    label, task = "[100%] of A_B & C# {x} \\y ~ ^ $z$ | <i> `q` \x07 模", "t_1%"
+    return write_answers(path, items=20, conditions=("none", "none-again", *FILLERS), label=label, task=task)
+
+
+def cells(markdown: str) -> list[list[str]]:
+    """The table's rows, split where GitHub's Markdown ends a cell: at a bar with no backslash before it."""
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in markdown.splitlines()
+        if line.startswith("|") and not re.fullmatch(r"[|:-]+", line)
+    ]
+
+
+def check_latex(text: str) -> None:
+    """What can be checked without TeX: braces and environments closed, specials escaped, rows of one length, ASCII only."""
+    assert text.isascii()
+    body = re.sub(r"^% needs .*\n", "", text)
+    body = body.replace("{!}{%\n", "{!}{\n")
+    plain = re.sub(r"\\[\\%&#$_{}]", "", body)  # escaped specials and line ends
+    assert not re.search(r"[%#~^_\"`]", plain), re.search(r".{20}[%#~^_\"`].{20}", plain, re.DOTALL)
+    assert plain.count("$") % 2 == 0
+    depth = 0
+    for sign in plain:
+        depth += (sign == "{") - (sign == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert re.findall(r"\\begin\{([^}]*)\}", body) == ["table*", "tabular"]
+    assert re.findall(r"\\end\{([^}]*)\}", body) == ["tabular", "table*"]
+    columns = re.search(r"\\begin\{tabular\}\{@\{\}([lr]+)@\{\}\}", body)
+    assert columns is not None
+    lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+    assert len(lines) > 1
+    for line in lines:
+        assert len(re.findall(r"(?<!\\)&", line)) == len(columns[1]) - 1, line
+        assert not line.lstrip().startswith(("[", "*"))
+    known = {
+        "begin", "end", "centering", "caption", "label", "resizebox", "ifdim", "width", "linewidth", "else", "fi", "toprule", "midrule",
+        "bottomrule", "cmidrule", "multicolumn", "textbf", "texttt", "textvisiblespace", "textbackslash", "textasciitilde",
+        "textasciicircum", "textless", "textgreater", "textbar", "char", "ldots", "Delta", "pm", "leq", "times",
+    }  # fmt: skip
+    # An escaped backslash is one command of these, so what is left are commands of ours.
+    assert set(re.findall(r"\\([A-Za-z]+)", body.replace(r"\\", ""))) <= known
+
+
+def test_every_column_of_the_contract_is_read() -> None:
+    assert [field.name for field in fields(Accuracy)] == ACCURACY.names
+
+
+@pytest.mark.parametrize("table", ["table1", "table4", "table5", "accuracy"])
+def test_same_input_same_bytes(table: str, folder: Path, tmp_path: Path) -> None:
+    spec = FigureSpec(table, "table", (), ("none", "none-again", "mless", "mful"))
+    first, again = draw(spec, [folder], out=tmp_path / "a"), draw(spec, [folder], out=tmp_path / "b")
+    assert [path.name for path in first] == [f"{table}.{kind}" for kind in ("md", "csv", "tex")]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    check_latex(first[2].read_text(encoding="utf-8"))
+
+
+def test_the_plain_table_says_it_all(folder: Path, tmp_path: Path) -> None:
+    [path] = write_tables("accuracy", [folder], tmp_path, ["md"])
+    text = path.read_text(encoding="utf-8")
+    head, *body = cells(text)
+    assert head == [
+        "condition", "prompt", "n", "accuracy %", "Δ points", "A/A", "p", "p (Holm)", "detectable ±", "changed", "cut off %", "no answer %", "verdict",
+    ]  # fmt: skip
+    assert [row[0] for row in body] == ["none", "none-again", "mless", "mful", "random"]
+    stored = {row["condition"]: row for row in pq.read_table(folder / "accuracy.parquet").to_pylist()}
+    for name, row in zip(stored, body, strict=True):
+        assert row[3].startswith(f"{100 * stored[name]['value']:.1f} [")
+        assert row[5] == ("–" if name == "none" else f"{100 * stored['mful']['aa_delta']:+.1f}".replace("-", "−"))
+    assert body[3][4].startswith("**−")
+    assert body[3][12] == "drops"
+    assert body[2][1] == '55 × " /" before-question'
+    for said in (
+        "n = 90 items",
+        "engine hf (row-stable, 16 slots)",
+        "Wilson",
+        "Tango",
+        "exact McNemar",
+        "Holm",
+        "Greedy",
+    ):
+        assert said in text
+
+
+def test_table1_has_models_down_and_tasks_across(tmp_path: Path) -> None:
+    wanted = [("Small_1", "math500"), ("Small_1", "aime24"), ("Large", "math500")]
+    paths = [
+        write_answers(
+            tmp_path / f"{n}", items=20, label=label, task=task, conditions=("none", "none-again", "mless"), seed=n
+        )
+        for n, (label, task) in enumerate(wanted)
+    ]
+    written = draw(FigureSpec("table1", "table", (), ("none", "mless")), paths, out=tmp_path)
+    head, *body = cells(written[0].read_text(encoding="utf-8"))
+    assert head[:5] == ["model", "math500 w/o", "math500 w/ Mless", "math500 Δ points", "math500 A/A"]
+    assert [row[0] for row in body] == ["Small\\_1", "Large"]
+    assert body[1][5:] == ["", "", "", ""]  # not run
+    text = written[2].read_text(encoding="utf-8")
+    check_latex(text)
+    assert r"\multicolumn{4}{c}{math500} & \multicolumn{4}{c}{aime24} \\" in text
+    assert r"\cmidrule(lr){2-5}" in text
+    assert r"\cmidrule(lr){6-9}" in text
+
+
+def test_table1_refuses_two_folders_for_one_cell(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadStudy, match=r"two folders hold SmolLM2-135M-Instruct on arithmetic-1 under 'mless'"):
+        write_tables("table1", [folder, folder], tmp_path, conditions=("none", "mless"))
+    alone = write_answers(tmp_path / "alone", items=12, conditions=("none", "none-again"))
+    with pytest.raises(BadFolder, match=r"table1 compares none with another condition; it holds none, none-again"):
+        write_tables("table1", [alone], tmp_path)
+
+
+def test_table4_names_the_placements(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=20, conditions=("none", "none-again", *PLACED))
+    written = write_tables("table4", [path], tmp_path)
+    head, *body = cells(written[0].read_text(encoding="utf-8"))
+    assert head[0] == "placement"
+    assert [row[0] for row in body] == [
+        "none", "none again (A/A)", "① before system", "② before question", "③ end", "④ anywhere",
+    ]  # fmt: skip
+    check_latex(written[2].read_text(encoding="utf-8"))
+
+
+def test_table5_shows_every_sign_of_a_filler(odd: Path, tmp_path: Path) -> None:
+    markdown, comma, latex = (path.read_text(encoding="utf-8") for path in write_tables("table5", [odd], tmp_path))
+    head, *body = cells(markdown)
+    assert head[0] == "filler"
+    assert {len(row) for row in body} == {len(head)}
+    shown = [row[0] for row in body[2:]]
+    assert shown[:3] == ['`" /"`', '`" \\\\"`', '`" ?"`']
+    assert shown[ODD.index("|")] == '`"\\|"`'
+    assert shown[ODD.index("`")] == '`` "`" ``'
+    assert shown[ODD.index("\n")] == '`"\\n"`'
+    assert shown[ODD.index(" ")] == '`" "`'
+    assert shown[ODD.index("\x07")] == '`"\\u0007"`'
+    assert "\x07" not in markdown + latex
+    check_latex(latex)
+    assert r"\texttt{{\char34}\textvisiblespace{}\textbackslash{}\textbackslash{}{\char34}}" in latex
+    assert r"{[}100\%] of A\_B \& C\# \{x\} \textbackslash{}y" in latex
+    read = list(csv.DictReader(comma.splitlines()))
+    assert [json.loads(row["filler"]) for row in read[2:]] == list(ODD)
+
+
+def test_csv_has_every_column_and_digit(folder: Path, tmp_path: Path) -> None:
+    [path] = write_tables("accuracy", [folder], tmp_path, ["csv"])
+    read = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    stored = pq.read_table(folder / "accuracy.parquet").to_pylist()
+    assert len(read) == len(stored)
+    for row, kept in zip(read, stored, strict=True):
+        assert all(row[key] == ("" if value is None else str(value)) for key, value in kept.items())
+        assert (row["engine"], row["mode"], row["slots"]) == ("hf", "row-stable", "16")
+    assert [row["placement"] for row in read if row["condition"] == "mless"] == ["before-question"]
+
+
+def test_splits_and_metrics_get_columns_when_there_are_several(tmp_path: Path) -> None:
+    settings = AccuracyTable(samples=4, temperature=0.5, k=[1, 3], dev_share=0.5)
+    path = write_answers(tmp_path / "r", items=24, conditions=("none", "none-again", "mless"), settings=settings)
+    written = write_tables("accuracy", [path], tmp_path)
+    head, *body = cells(written[0].read_text(encoding="utf-8"))
+    assert {"split", "metric", "sd"} <= set(head)
+    assert {row[head.index("split")] for row in body} == {"all", "dev", "test"}
+    assert {row[head.index("metric")] for row in body} == {"pass@1", "pass@3", "maj@3", "diversity"}
+    assert "item bootstrap for several; p: exact McNemar or sign-flip over items" in written[0].read_text(
+        encoding="utf-8"
+    )
+    check_latex(written[2].read_text(encoding="utf-8"))
+
+
+def test_several_folders_name_their_models(folder: Path, tmp_path: Path) -> None:
+    other = write_answers(tmp_path / "o", items=20, label="Other", task="gsm8k")
+    head, *body = cells(write_tables("accuracy", [folder, other], tmp_path, ["md"])[0].read_text(encoding="utf-8"))
+    assert head[:3] == ["model", "task", "condition"]
+    assert {(row[0], row[1]) for row in body} == {("SmolLM2-135M-Instruct", "arithmetic-1"), ("Other", "gsm8k")}
+
+
+def test_default_place_and_formats(folder: Path) -> None:
+    written = draw(FigureSpec("table5", "table", (), ("none", "mless")), [folder])
+    assert written == [folder / "figures" / f"table5.{kind}" for kind in ("md", "csv", "tex")]
+
+
+def test_formats_of_the_other_kind_are_refused(folder: Path, tmp_path: Path) -> None:
+    table, picture = FigureSpec("table4", "table"), FigureSpec("bars", "bars")
+    with pytest.raises(BadStudy, match=r"table4 is a table and cannot be written as 'png'; there are: md, csv, tex"):
+        draw(table, [folder], formats=["md", "png"], out=tmp_path)
+    with pytest.raises(BadStudy, match=r"bars is a picture and cannot be written as 'md'; there are: png, svg, pdf"):
+        check(picture, formats=["md"])
+    with pytest.raises(BadStudy, match=r"no figure format 'docx'; there are: md, csv, tex"):
+        check(table, formats=["docx"])
+    with pytest.raises(BadStudy, match=r"no table format 'png'; there are: md, csv, tex"):
+        write_tables("table4", [folder], tmp_path, ["png"])
+    with pytest.raises(BadStudy, match=r"no result folder given"):
+        write_tables("table4", [], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_attention_has_no_table(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=1, heads=2, items=2)
+    with pytest.raises(BadFolder, match=r"its study measured attention, not answers"):
+        write_tables("table1", [path], tmp_path)
