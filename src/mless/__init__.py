@@ -1,4 +1,4 @@
-"""mless measures what inserted filler tokens do inside a decoder language model.
+"""mless measures what inserted filler tokens do inside a decoder language model and to its answers.
 
 Everything public is named in `__all__`; heavy libraries load when a name is first used, so `import mless` is quick.
 """
@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mless.capture import Attention, capturing, received
+    from mless.engines import Decoding, Reply, Request
+    from mless.engines.hf import HfEngine
     from mless.errors import MlessError
     from mless.figures import draw
     from mless.models import LoadedModel, load
@@ -23,13 +25,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "mless.capture",
     "Condition": "mless.values",
+    "Decoding": "mless.engines",
     "FigureSpec": "mless.values",
+    "HfEngine": "mless.engines.hf",
     "Item": "mless.values",
     "LoadedModel": "mless.models",
     "MlessError": "mless.errors",
     "Outcome": "mless.study",
     "Panel": "mless.values",
     "Prompt": "mless.values",
+    "Reply": "mless.engines",
+    "Request": "mless.engines",
     "Share": "mless.study.direct",
     "Span": "mless.values",
     "StudySpec": "mless.study",
@@ -49,13 +55,17 @@ _HOMES = {
 __all__ = [
     "Attention",
     "Condition",
+    "Decoding",
     "FigureSpec",
+    "HfEngine",
     "Item",
     "LoadedModel",
     "MlessError",
     "Outcome",
     "Panel",
     "Prompt",
+    "Reply",
+    "Request",
     "Share",
     "Span",
     "StudySpec",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mless import __version__
-from mless.errors import BadFolder, MlessError
+from mless.errors import BadFolder, BadStudy, MlessError
 
 if TYPE_CHECKING:
     from mless.study import StudySpec
@@ -24,7 +24,7 @@ _EPILOG = (
 _INTERRUPTED = 130
 app = typer.Typer(
     name="mless",
-    help="Measure what inserted filler tokens do to a language model's attention.",
+    help="Measure what inserted filler tokens do to a language model's attention and to its answers.",
     epilog=_EPILOG,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,11 +51,18 @@ Data = Annotated[
     ),
 ]
 QuestionField = Annotated[str | None, typer.Option(help="Field that holds the question (guessed otherwise).")]
+AnswerField = Annotated[str | None, typer.Option(help="Field that holds the answer (guessed otherwise).")]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N items.")]
 PromptKind = Annotated[
     str | None, typer.Option("--prompt", help="chat (the model's template), raw (as published), or auto.")
 ]
-Conditions = Annotated[str | None, typer.Option(help="Comma-separated: none, mless, mful, random, or a study's own.")]
+Conditions = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated: none, mless, mful, random, or a study's own; for answers also plan-and-solve, rephrased, question-twice, "
+        "position-only, masked-filler, self-consistency."
+    ),
+]
 Filler = Annotated[str | None, typer.Option(help="The mless filler; one token when repeated, such as ' /'.")]
 Length = Annotated[int | None, typer.Option(help="Filler length in tokens.")]
 Placement = Annotated[str | None, typer.Option(help="before-system, before-question, end, or anywhere.")]
@@ -172,6 +179,16 @@ def run(
     dtype: Dtype = None,
     device: Device = None,
     seed: Seed = None,
+    answer_field: AnswerField = None,
+    engine: Annotated[str | None, typer.Option(help="Answers: hf, vllm, openai, or scripted.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Answers: the openai engine's server, as http://localhost:8000/v1.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Answers: where an answer is cut off.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Answers: how many are drawn per item.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Answers: 0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Answers: nucleus sampling.")] = None,
+    k: Annotated[str | None, typer.Option("--k", help="Answers: pass@k and maj@k, as 1,4,8.")] = None,
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
@@ -184,13 +201,17 @@ def run(
         model=model, tokenizer=tokenizer, data=data, question_field=question_field, limit=limit, prompt=prompt, conditions=conditions,
         filler=filler, length=length, placement=placement, layers=layers, heads=heads, dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
+    answers = _changes(
+        engine=engine, base_url=base_url, max_new_tokens=max_new_tokens, samples=samples, temperature=temperature, top_p=top_p, k=k,
+    )  # fmt: skip
+    changes |= {f"accuracy.{key}": value for key, value in answers.items()} | _changes(answer_field=answer_field)
     bar = _Bar(as_json)
     try:
         outcome = run_study(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
     finally:
         bar.stop()
     bar.checked()
-    page = publish(outcome.folder, fresh=outcome.computed > 0, say=bar.say)
+    page = publish(outcome.folder, fresh=outcome.fresh, say=bar.say)
     told = summary(outcome.folder)
     if as_json:
         typer.echo(json.dumps(told | {"units_computed": outcome.computed}, ensure_ascii=False))
@@ -199,12 +220,61 @@ def run(
         told["verdict"],
         "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed",
     )
+    if "accuracy" in told:
+        _print_accuracy(outcome.folder)
     typer.echo(f"\nreport: {_plain(str(page))}")
+
+
+def _print_accuracy(folder: Path) -> None:
+    """The table of an accuracy study: shares in per cent, differences in points."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mless.study.accuracy import accuracy_rows
+
+    def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
+        return "–" if value is None else format(value * scale, form).replace("-", "−")
+
+    def between(lo: float | None, hi: float | None, form: str = ".1f") -> str:
+        return "" if lo is None else f" [{number(lo, form)}, {number(hi, form)}]"
+
+    columns = (
+        "condition",
+        "n",
+        "accuracy, %",
+        "Δ, points",
+        "A/A Δ",
+        "p",
+        "p (Holm)",
+        "can show ±",
+        "cut off, %",
+        "no answer, %",
+        "verdict",
+    )
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in accuracy_rows(folder):
+        metric = "" if row["metric"] == "pass@1" else f" ({row['metric']})"
+        table.add_row(
+            _plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
+            number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
+            number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
+            number(row["no_answer"]), row["verdict"] or "",
+        )  # fmt: skip
+    # A table broken in the middle of its cells cannot be read: where there is no terminal it gets the width it needs.
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        wide = Console(highlight=False, width=1000)
+        console = Console(highlight=False, width=max(console.width, wide.measure(table).maximum))
+    console.print("")
+    console.print(table)
 
 
 @app.command(epilog=_EPILOG)
 def figure(
-    name: Annotated[str, typer.Argument(help="fig2, fig9, fig10, fig11, fig13 … fig20, map, retained or mass.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="fig2, fig6, fig8 … fig11, fig13 … fig20, table1, table4, table5, map, retained or mass."),
+    ],
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Result folders to draw from; without any, the study is run.")
     ] = None,
@@ -228,7 +298,12 @@ def figure(
         bool | None,
         typer.Option("--omit-first/--keep-first", help="Leave out the first token (default: for Llama and Gemma)."),
     ] = None,
-    formats: Annotated[str, typer.Option("--format", help="Comma-separated: png, svg, pdf.")] = "png,svg",
+    bars: Annotated[
+        bool, typer.Option("--bars", help="fig10: draw the answers for its left half too (a whole accuracy study).")
+    ] = False,
+    formats: Annotated[
+        str | None, typer.Option("--format", help="Comma-separated: png, svg, pdf; for tables md, csv, tex.")
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     seed: Seed = None,
@@ -240,7 +315,7 @@ def figure(
     as_json: Json = False,
 ) -> None:
     """Draw a published figure, for the published models or for yours; runs what is not stored yet."""
-    from mless.figures import check, draw
+    from mless.figures import check, default_formats, draw
     from mless.report import write_report
     from mless.study import load_study, verdict_lines
 
@@ -249,15 +324,24 @@ def figure(
         placement=placement, layers=layers, dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
     changes |= {f"figure.{key}": value for key, value in (("heads", heads), ("layers", layers)) if value is not None}
-    spec = load_study(name, changes, sets or ())
+    # Of a figure with two halves each half takes the settings that are its own.
+    of_answers = [text for text in sets or () if text.startswith("accuracy.")] if bars else []
+    spec = load_study(name, changes, [text for text in sets or () if text not in of_answers])
     shown = spec.figure_spec()
+    left = _left_half(spec, changes, [*(sets or ())]) if bars else None
     options: dict[str, Any] = {
         "layer": spec.single_layer(), "heads": spec.figure.heads if spec.figure else None, "item": item, "queries": queries,
-        "formats": [kind.strip() for kind in formats.split(",") if kind.strip()], "out": out,
+        "formats": _formats(formats) if formats is not None else default_formats(shown), "out": out,
     }  # fmt: skip
     check(shown, **options)
     bar = _Bar(as_json)
     used = list(folders or []) or _run_for_figure(spec, model, item, bar, trust_remote_code=trust_remote_code)
+    if left is not None:
+        used += _run_for_figure(left, model, item, bar, trust_remote_code=trust_remote_code)
+    elif spec.figure is not None and spec.figure.bars and not folders:
+        bar.say(
+            f"{name}: the half made of attention; --bars draws the answers of its other half too, for which a model must answer them"
+        )
     written = draw(shown, used, omit_first=omit_first, **options)
     bar.checked()
     lines = {str(folder): verdict_lines(folder) for folder in used}
@@ -277,6 +361,22 @@ def figure(
         typer.echo(f"figure: {_plain(str(path))}")
 
 
+def _formats(text: str) -> list[str]:
+    return [kind.strip() for kind in text.split(",") if kind.strip()]
+
+
+def _left_half(spec: StudySpec, changes: dict[str, Any], sets: list[str]) -> StudySpec:
+    """The accuracy study that belongs to a figure with two halves."""
+    from mless.study import load_study
+
+    if spec.figure is None or spec.figure.bars is None:
+        raise BadStudy(f"--bars is for figures with a half made of answers (fig10); {spec.name} has none")
+    kept = {key: value for key, value in changes.items() if key != "layers" and not key.startswith("figure.")}
+    return load_study(
+        spec.figure.bars, kept, [text for text in sets if not text.startswith(("figure.", "layers", "heads"))]
+    )
+
+
 def _run_for_figure(
     spec: StudySpec, asked: list[str] | None, item: str | None, bar: _Bar, *, trust_remote_code: bool
 ) -> list[Path]:
@@ -289,7 +389,7 @@ def _run_for_figure(
     try:
         if item is not None:
             spec.check_item(item)
-        for one in specs if len(specs) > 1 else ():
+        for one in specs if len(specs) > 1 and spec.accuracy is None else ():
             described = describe(one.model, trust_remote_code=trust_remote_code, say=bar.say)
             one.check_figure(described.layers, described.heads)
         return [run_study(one, None, bar, for_figure=True, trust_remote_code=trust_remote_code).folder for one in specs]
@@ -307,6 +407,39 @@ def _run_for_figure(
         ) from None
     finally:
         bar.stop()
+
+
+@app.command(epilog=_EPILOG)
+def plan(
+    items: Annotated[int | None, typer.Option(help="How many items the run would have.")] = None,
+    data: Annotated[str | None, typer.Option(help="Count the items of this data set instead.")] = None,
+    effect: Annotated[
+        float | None, typer.Option(help="The effect to plan for, as a share: 0.02 is two points.")
+    ] = None,
+    changed: Annotated[
+        float | None, typer.Option(help="Share of items whose judgement changes at all (0.1 is assumed otherwise).")
+    ] = None,
+    pilot: Annotated[Path | None, typer.Option(help="Take that share from this result folder.")] = None,
+    power: Annotated[float, typer.Option(help="How often the effect is to be found.")] = 0.8,
+    alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.05,
+    tests: Annotated[int, typer.Option(help="How many conditions are compared with none.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Say before a run what effect so many items can show, and how many items an effect takes."""
+    from mless.study.planning import plan as planned
+    from mless.study.planning import plan_lines
+
+    if data is not None:
+        if items is not None:
+            raise BadStudy("--items and --data both say how many items there are; give one of them")
+        from mless.tasks import load_items
+
+        items = len(load_items(data)[1])
+    if as_json:
+        typer.echo(json.dumps(planned(items, effect, changed, pilot, power, alpha, tests), ensure_ascii=False))
+        return
+    for line in plan_lines(items, effect, changed, pilot, power, alpha, tests):
+        typer.echo(_plain(line))
 
 
 @app.command(epilog=_EPILOG)
