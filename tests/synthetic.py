@@ -206,11 +206,12 @@ def write_answers(
     noise: int = 0,
     settings: AccuracyTable | None = None,
     text: str | None = None,
+    tokens: bool = True,
     about: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Path:
     """Write a folder of an accuracy study. `effects` moves the conditions' accuracy, `noise` items change in the A/A control, `text` is
-    put into every answer."""
+    put into every answer, without `tokens` nobody knows how many tokens an answer had."""
     rng = np.random.default_rng(seed)
     settings = settings or AccuracyTable(max_new_tokens=96)
     known = {one.name: one for one in (CONDITIONS[c] if isinstance(c, str) else c for c in conditions)}
@@ -239,7 +240,7 @@ def write_answers(
                     {
                         **common, "sample": sample, "seed": 1000 + 16 * place + sample, "extracted": said, "correct": good,
                         "text": words if cut else f"{words} is \\boxed{{{said}}}.", "why": "no answer" if cut else "equal" if good else "differ",
-                        "n_tokens": 96 if cut else 12 + place % 30, "finish": "length" if cut else "stop", "reference": str(a + b),
+                        "n_tokens": None if not tokens else 96 if cut else 12 + place % 30, "finish": "length" if cut else "stop", "reference": str(a + b),
                         "how": "none" if cut else "boxed", "disagree": False, "cluster": None,
                     }
                 )  # fmt: skip

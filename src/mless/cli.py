@@ -233,7 +233,9 @@ def _print_accuracy(folder: Path) -> None:
     from mless.study.accuracy import accuracy_rows
 
     def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
-        return "–" if value is None else format(value * scale, form).replace("-", "−")
+        if value is None:
+            return "–"
+        return format(value * scale, form).replace("-", "−") if value else "0.0"
 
     def between(lo: float | None, hi: float | None, form: str = ".1f") -> str:
         return "" if lo is None else f" [{number(lo, form)}, {number(hi, form)}]"

@@ -68,6 +68,10 @@ class Condition:
             raise BadStudy(
                 f'condition {self.name!r} repeats a filler, but none is given; add filler = " /" or --filler'
             )
+        if self.kind == "shift" and self.placement == "end":
+            raise BadStudy(
+                f"condition {self.name!r} shifts what comes after the prompt's end, which is nothing; choose another placement"
+            )
         if self.hidden and self.kind not in ("repeat", "text"):
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
         if self.question is not None and "{question}" not in self.question:

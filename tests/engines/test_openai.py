@@ -806,6 +806,15 @@ def test_closing_wakes_those_that_wait_to_try_again(loopback: Loopback):
     assert not working()
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A process started in the background ignores Ctrl-C, and Python leaves it at that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_gets_through(loopback: Loopback):
     _, engine = stuck(loopback)
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -86,18 +86,6 @@ def test_each_row_writes_at_its_own_place_and_nowhere_else() -> None:
     assert not cache.slot_layers[0].pair[0].any()
 
 
-def test_what_lies_beyond_the_horizon_is_not_handed_out_and_not_lost() -> None:
-    cache, layout = filled()
-    layout.at = torch.full((3, 1), 7)
-    cache.update(torch.ones(3, 2, 1, 4), torch.ones(3, 2, 1, 3), 0)
-    layout.at, layout.horizon = torch.zeros(3, 1, dtype=torch.long), 4
-    keys, values = cache.update(torch.ones(3, 2, 1, 4), torch.ones(3, 2, 1, 3), 0)
-    assert (keys.shape[2], values.shape[2], cache.slot_layers[0].get_mask_sizes(1)) == (4, 4, (4, 0))
-    layout.horizon = None
-    assert cache.slot_layers[0].get_mask_sizes(1) == (8, 0)
-    assert (cache.slot_layers[0].pair[0][:, :, 7] == 1).all()
-
-
 def test_rows_are_read_written_taken_over_and_cleared_one_by_one() -> None:
     cache, _ = filled()
     other = SlotCache(2, 6, Layout()).shaped_like(cache, 2)
@@ -161,19 +149,6 @@ def test_attention_is_its_definition(heads, kv_heads, tokens, dims, with_sinks, 
     sinks = torch.randn(heads) if with_sinks else None
     made = attend(q, k, v, mask, 0.3, softcap, sinks)
     torch.testing.assert_close(made.double(), by_definition(q, k, v, mask, 0.3, softcap, sinks), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("softcap", [None, 30.0], ids=["plain", "capped"])
-def test_masked_slots_beyond_add_an_exact_zero(dtype: torch.dtype, softcap: float | None) -> None:
-    """A neighbour that is longer moves the horizon, in steps of 64; the shorter row must not notice."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(2, heads, size, 64).to(dtype) for heads, size in ((9, 1), (3, 1088), (3, 1088)))
-    full = layout_of([[50], [63]])
-    short = attend(q, k[:, :, :64], v[:, :, :64], full.mask(causal, 64, dtype), 0.125, softcap)
-    for horizon in (128, 192, 448, 512, 576, 1024, 1088):
-        mask = full.mask(causal, horizon, dtype)
-        assert torch.equal(attend(q, k[:, :, :horizon], v[:, :, :horizon], mask, 0.125, softcap), short), horizon
 
 
 # ---- a model left as it was --------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -319,3 +321,26 @@ def test_a_closed_engine_says_so_and_another_can_be_made(folder: Path, requests:
         engine.generate(requests, Decoding())
     with VllmEngine(folder, dtype="float32", max_model_len=512) as another:
         assert [reply.token_ids for reply in another.generate(requests[:1], Decoding(max_new_tokens=4))] == expected
+
+
+@needs_vllm
+def test_a_whole_study(tmp_path: Path):
+    # A process of its own: there is one vLLM to a process, and it has been used above.
+    words = [
+        "run",
+        "accuracy",
+        "--engine",
+        "vllm",
+        "--dtype",
+        "float32",
+        "--data",
+        "arithmetic:1:4",
+        "--max-new-tokens",
+        "6",
+    ]
+    command = [sys.executable, "-m", "mless.cli", *words, "--out", str(tmp_path / "r"), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert told["units_computed"] == 20
+    assert {row["condition"] for row in told["accuracy"]} == {"none", "none-again", "mless", "mful", "random"}

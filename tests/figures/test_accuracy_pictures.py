@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mless.errors import BadFolder, BadStudy
-from mless.figures import check, draw
+from mless.figures import check, draw, style
+from mless.figures.accuracy import draw_sweep
+from mless.figures.folder import StoredAnswers
 from mless.study import available_studies, load_study
 from mless.study.accuracy import best_on_dev, read_accuracy
 from mless.study.spec import AccuracyTable
@@ -132,6 +135,50 @@ def test_the_control_is_shown_where_a_figure_does_not_name_it(folder: Path, tmp_
     assert "w/o again" in svg(FigureSpec("f", "bars", (), ("none", "mless")), [folder], tmp_path)
 
 
+def lossy(path: Path, **shares: tuple[float, float]) -> Path:
+    """A folder in which conditions lost so many answers: cut off, no answer."""
+    table = pq.read_table(path / "accuracy.parquet")
+    rows = table.to_pylist()
+    for row in rows:
+        row["truncated"], row["no_answer"] = shares.get(row["condition"].replace("-", "_"), (0.0, 0.0))
+    pq.write_table(table.from_pylist(rows, table.schema), path / "accuracy.parquet")
+    return path
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_bars_show_what_each_condition_lost(models: int, tmp_path: Path) -> None:
+    paths = [
+        lossy(
+            write_answers(tmp_path / f"{n}", items=20, label=f"Model {n}", seed=n),
+            mless=(0.241, 0.232 + n / 10),
+            mful=(0.003, 0.999),
+        )
+        for n in range(models)
+    ]
+    found = svg(BARS, paths, tmp_path)
+    assert {"cut off %", "no answer %"} <= set(found)
+    if models == 1:
+        assert {"24.1", "23.2", "0.3", "99.9"} <= set(found)
+    else:  # less room
+        assert found.count("24") == 3
+        assert {"23", "33", "43"} <= set(found)
+        assert (found.count("<1"), found.count(">99")) == (3, 3)  # neither nothing nor all
+
+
+def test_a_rate_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=12)
+    table = pq.read_table(path / "accuracy.parquet")
+    rows = [{**row, "truncated": None} for row in table.to_pylist()]
+    pq.write_table(table.from_pylist(rows, table.schema), path / "accuracy.parquet")
+    assert svg(BARS, [path], tmp_path).count("–") >= 5
+
+
+def test_a_change_of_zero_has_no_sign(other: Path, attention: Path, tmp_path: Path) -> None:
+    for found in (svg(BARS, [other], tmp_path), svg(FIG10, [other, attention], tmp_path)):
+        assert "0.0" in found
+        assert not [text for text in found if re.search(r"[+−-]0\.0\b", text)]
+
+
 def test_a_run_without_control_says_so(tmp_path: Path) -> None:
     path = write_answers(tmp_path / "r", items=20, conditions=("none", "mless"))
     text = " ".join(svg(FigureSpec("f", "bars", (), ("none", "mless")), [path], tmp_path))
@@ -186,7 +233,10 @@ def test_sweep_marks_the_choice_of_dev_and_its_value_on_test(swept: Path, tmp_pa
     length = best.condition.removeprefix("mless-")
     [test] = rows(swept, condition=best.condition, split="test", metric="pass@1")
     delta = f"{100 * float(str(test['delta'])):+.1f}".replace("-", "−")
-    assert f"Chosen on dev: {length} tokens; on the test split (n = {test['n']}) Δ {delta} points" in text
+    value, lo, hi = (f"{100 * float(str(test[key])):.1f}" for key in ("value", "lo", "hi"))
+    said = f"Chosen on the dev items (n = {best.dev['n']}) out of 5: {length} tokens; on the test items (n = {test['n']}) {value} % [{lo}, {hi}]"
+    assert f"{said}, Δ {delta} points" in text
+    assert f"(one comparison, not adjusted): {best.verdict}." in text
     assert "Accuracy, dev split (%)" in found
     assert "A/A (w/o again): 0.0 points." in text
 
@@ -202,6 +252,20 @@ def test_sweep_over_all_items_where_nothing_is_chosen(tmp_path: Path) -> None:
     assert "chosen on dev" not in found
 
 
+def test_sweep_shows_what_each_length_lost(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=20, conditions=("none", "none-again", *LENGTHS))
+    found = svg(SWEEP, [lossy(path, mless_40=(0.8, 0.4))], tmp_path)
+    assert {"cut off", "no answer", "w/o again"} <= set(found)
+    assert "Cut off: 0.0–80.0 %; no answer found: 0.0–40.0 %." in " ".join(found)
+    with style.applied():
+        picture = draw_sweep([StoredAnswers.open(path)], SWEPT)
+    _, cut, none = picture.figure.axes
+    assert [np.asarray(axes.lines[0].get_ydata()).tolist() for axes in (cut, none)] == [
+        [0, 0, 0, 80, 0, 0],
+        [0, 0, 0, 40, 0, 0],
+    ]  # by length
+
+
 def test_sweep_needs_lengths(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadFolder, match=r"a sweep needs none and one filler at two lengths or more .*mless run fig8"):
         draw(FigureSpec("fig8", "sweep", (), FIVE), [folder], out=tmp_path)
@@ -215,6 +279,13 @@ def test_diversity_beside_pass_at_k(sampled: Path, tmp_path: Path) -> None:
     assert {"pass@1", "pass@3", "2-gram diversity", "w/o", "w/o again", "w/ Mless"} <= set(found)
     assert "n = 30 items, 4 samples each" in " ".join(found)
     assert "tokens per answer: w/o " in " ".join(found)
+
+
+def test_diversity_shows_what_each_condition_lost(tmp_path: Path) -> None:
+    settings = AccuracyTable(samples=4, temperature=0.5, k=[1, 3])
+    path = write_answers(tmp_path / "r", items=12, conditions=("none", "none-again", "mless"), settings=settings)
+    found = svg(DIVERSITY, [lossy(path, none=(0.01, 0.02), none_again=(0.03, 0.04), mless=(0.97, 0.98))], tmp_path)
+    assert {"cut off", "no answer", "1.0", "2.0", "3.0", "4.0", "97.0", "98.0"} <= set(found)
 
 
 def test_diversity_needs_samples(folder: Path, tmp_path: Path) -> None:

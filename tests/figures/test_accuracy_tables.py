@@ -15,7 +15,7 @@ from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw
 from mless.figures.folder import Accuracy
 from mless.figures.tables import write_tables
-from mless.study.accuracy import ACCURACY
+from mless.study.accuracy import ACCURACY, best_on_dev, read_accuracy
 from mless.study.spec import AccuracyTable
 from mless.values import PLACEMENTS, Condition, FigureSpec
 from synthetic import write_answers, write_folder
@@ -151,14 +151,20 @@ def test_table1_has_models_down_and_tasks_across(tmp_path: Path) -> None:
     ]
     written = draw(FigureSpec("table1", "table", (), ("none", "mless")), paths, out=tmp_path)
     head, *body = cells(written[0].read_text(encoding="utf-8"))
-    assert head[:5] == ["model", "math500 w/o", "math500 w/ Mless", "math500 Δ points", "math500 A/A"]
+    told = ("w/o", "w/ Mless", "Δ points", "A/A", "p (Holm)", "cut off %", "no answer %")
+    assert head[:8] == ["model", *(f"math500 {one}" for one in told)]
     assert [row[0] for row in body] == ["Small\\_1", "Large"]
-    assert body[1][5:] == ["", "", "", ""]  # not run
+    assert body[1][8:] == [""] * 7  # not run
+    stored = {row["condition"]: row for row in pq.read_table(paths[0] / "accuracy.parquet").to_pylist()}
+    none, mless = stored["none"], stored["mless"]
+    assert body[0][5] == f"{mless['p_adjusted']:.3f}"
+    assert body[0][6] == f"{100 * none['truncated']:.1f} / {100 * mless['truncated']:.1f}"
+    assert body[0][7] == f"{100 * none['no_answer']:.1f} / {100 * mless['no_answer']:.1f}"
     text = written[2].read_text(encoding="utf-8")
     check_latex(text)
-    assert r"\multicolumn{4}{c}{math500} & \multicolumn{4}{c}{aime24} \\" in text
-    assert r"\cmidrule(lr){2-5}" in text
-    assert r"\cmidrule(lr){6-9}" in text
+    assert r"\multicolumn{7}{c}{math500} & \multicolumn{7}{c}{aime24} \\" in text
+    assert r"\cmidrule(lr){2-8}" in text
+    assert r"\cmidrule(lr){9-15}" in text
 
 
 def test_table1_refuses_two_folders_for_one_cell(folder: Path, tmp_path: Path) -> None:
@@ -178,6 +184,72 @@ def test_table4_names_the_placements(tmp_path: Path) -> None:
         "none", "none again (A/A)", "① before system", "② before question", "③ end", "④ anywhere",
     ]  # fmt: skip
     check_latex(written[2].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("table", "given"), [("table4", PLACED), ("table5", FILLERS[:4])])
+def test_what_dev_items_choose_is_reported_on_test_items(
+    table: str, given: tuple[Condition, ...], tmp_path: Path
+) -> None:
+    conditions = ("none", "none-again", *given)
+    effects = {given[1].name: 0.3}
+    path = write_answers(
+        tmp_path / "r", items=60, conditions=conditions, effects=effects, settings=AccuracyTable(dev_share=0.5)
+    )
+    markdown, comma, latex = (one.read_text(encoding="utf-8") for one in write_tables(table, [path], tmp_path))
+    stored = pq.read_table(path / "accuracy.parquet")
+    best = best_on_dev(stored, read_accuracy(path)[1])
+    head, *body = cells(markdown)
+    of = [row[head.index("items of")] for row in body]
+    assert of == ["all"] * 6 + ["test"] * 6  # two blocks, never mixed
+    place = 8 + [one.name for one in given].index(best.condition)
+    assert body[place][2:4] == [
+        str(best.test["n"]),
+        f"{100 * best.test['value']:.1f} [{100 * best.test['lo']:.1f}, {100 * best.test['hi']:.1f}]",
+    ]
+    called = {"table4": "② before question", "table5": '" \\\\\\\\"'}[table]
+    assert best.condition == given[1].name
+    said = (
+        f"Chosen on the dev items (n = {best.dev['n']}) out of 4: {called}; on the test items (n = {best.test['n']}) "
+    )
+    assert f"{said}{100 * best.test['value']:.1f} % [" in markdown
+    assert f"(one comparison, not adjusted): {best.verdict}." in markdown
+    assert "n = 60 items;" in markdown
+    assert "their p (Holm) and verdict are for a look at all of them" in markdown
+    caption = next(line for line in latex.splitlines() if line.startswith(r"\caption"))
+    assert f"on the test items (n = {best.test['n']}) {100 * best.test['value']:.1f} \\%" in caption
+    assert f"not adjusted): {best.verdict}." in caption
+    check_latex(latex)
+    assert {row["split"] for row in csv.DictReader(comma.splitlines())} == {"all", "dev", "test"}
+
+
+def test_nothing_is_said_of_a_choice_where_there_was_none(tmp_path: Path) -> None:
+    whole = write_answers(tmp_path / "whole", items=20, conditions=("none", "none-again", *PLACED))
+    one = write_answers(
+        tmp_path / "one", items=20, conditions=("none", "none-again", "mless"), settings=AccuracyTable(dev_share=0.5)
+    )
+    for path in (whole, one):
+        assert "hosen on" not in write_tables("table4", [path], tmp_path, ["md"])[0].read_text(encoding="utf-8")
+
+
+def test_each_model_chooses_for_itself(tmp_path: Path) -> None:
+    paths = [
+        write_answers(
+            tmp_path / label, items=40, label=label, conditions=("none", "none-again", *PLACED), seed=seed,
+            settings=AccuracyTable(dev_share=0.5),
+        )
+        for seed, label in enumerate(("Small", "Large"))
+    ]  # fmt: skip
+    text = write_tables("table4", paths, tmp_path, ["md"])[0].read_text(encoding="utf-8")
+    for label in ("Small", "Large"):
+        assert f"{label} on arithmetic-1: chosen on the dev items" in text
+
+
+def test_a_change_of_zero_has_no_sign(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=20, conditions=("none", "none-again", "mless"))
+    for table in ("accuracy", "table1", "table4", "table5"):
+        for one in write_tables(table, [path], tmp_path, ["md", "tex"]):
+            text = one.read_text(encoding="utf-8")
+            assert not re.search(r"(?<![\d.])[+−]0\.0\b|\$-\$0\.0\b", text), text
 
 
 def test_table5_shows_every_sign_of_a_filler(odd: Path, tmp_path: Path) -> None:
@@ -216,8 +288,8 @@ def test_splits_and_metrics_get_columns_when_there_are_several(tmp_path: Path) -
     path = write_answers(tmp_path / "r", items=24, conditions=("none", "none-again", "mless"), settings=settings)
     written = write_tables("accuracy", [path], tmp_path)
     head, *body = cells(written[0].read_text(encoding="utf-8"))
-    assert {"split", "metric", "sd"} <= set(head)
-    assert {row[head.index("split")] for row in body} == {"all", "dev", "test"}
+    assert {"items of", "metric", "sd"} <= set(head)
+    assert {row[head.index("items of")] for row in body} == {"all", "dev", "test"}
     assert {row[head.index("metric")] for row in body} == {"pass@1", "pass@3", "maj@3", "diversity"}
     assert "item bootstrap for several; p: exact McNemar or sign-flip over items" in written[0].read_text(
         encoding="utf-8"

@@ -175,6 +175,47 @@ def test_prompts_sent_as_text_are_shown_as_text(tmp_path: Path) -> None:
     assert "One prompt, as" not in page.text
 
 
+def test_without_stored_prompts_the_tasks_question_is_shown(tmp_path: Path) -> None:
+    asked = {f"sum-{n + 1:03d}": f"{EVIL} How much, number {n}?" for n in range(40)}
+    path = write_answers(tmp_path / "r", items=40, effects={"mless": -0.5}, about={"questions": asked})
+    (path / "prompts.parquet").unlink()
+    text = write_report(path, verdict=VERDICT).read_text(encoding="utf-8")
+    worse = changes_of(StoredAnswers.open(path))[0]
+    assert worse.lost
+    assert all(one.question == asked[one.item] for one in worse.lost)
+    assert f"How much, number {int(worse.lost[0].item[4:]) - 1}?" in Page(text).text
+    assert "<script" not in text.lower()
+
+
+@pytest.mark.parametrize("questions", [None, [], "?", {"sum-999": "?"}], ids=str)
+def test_questions_that_are_not_there_are_left_out(questions: object, tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=20, effects={"mless": -0.5}, about={"questions": questions})
+    (path / "prompts.parquet").unlink()
+    assert {one.question for one in changes_of(StoredAnswers.open(path))[0].lost} == {""}
+
+
+def test_a_number_of_tokens_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=20, effects={"mless": -0.5}, tokens=False)
+    assert changes_of(StoredAnswers.open(path))[0].lost[0].after.n_tokens is None
+    text = Page(write_report(path, verdict=VERDICT).read_text(encoding="utf-8")).text
+    assert "– tokens" in text
+    assert "0 tokens" not in text
+
+
+def test_answers_that_mean_the_same_vote_together(tmp_path: Path) -> None:
+    path = write_answers(tmp_path / "r", items=4, conditions=("none", "none-again", "self-consistency"))
+    table = pq.read_table(path / "answers.parquet")
+    rows = table.to_pylist()
+    for row in rows:
+        if (
+            row["condition"] == "self-consistency"
+        ):  # three that are right, each written otherwise, and twice the same wrong one
+            row["extracted"] = ("1/2", "0.5", "\\frac{1}{2}", "3", "3")[row["sample"]]
+            row["correct"] = row["sample"] < 3
+    pq.write_table(table.from_pylist(rows, table.schema), path / "answers.parquet")
+    assert set(StoredAnswers.open(path).scores("self-consistency").values()) == {1.0}
+
+
 def test_rewrites_whole_and_alike(folder: Path) -> None:
     first = write_report(folder, verdict=VERDICT).read_bytes()
     assert write_report(folder, verdict=VERDICT).read_bytes() == first

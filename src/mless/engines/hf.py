@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -33,11 +34,13 @@ Mode = Literal["row-stable", "batch-invariant"]
 #: A prompt's new tokens are padded to a multiple of the first, its cache in prefill to one of the second.
 _CHUNK, _BUCKET = 32, 64
 #: Rows of one matrix product in batch-invariant mode.
-_BLOCK = 16
+BLOCK = 16
 #: Rows prefilled at once: one row leaves most of a GPU idle, and on a CPU reads all weights for a few dozen tokens.
 _PREFILL_ROWS = {"cuda": 8, "cpu": 4}
 #: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
 _PREFIXES = 32
+#: Rows side by side when the promise is shown; enough to fill a prefill.
+_COMPANY = 12
 #: How far logits in slots may be from those of the model's own forward, as a share of their size: rounding, and no more.
 _FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 #: What a cache may take of a CPU's memory by default; a GPU says itself when it has no more.
@@ -72,10 +75,10 @@ class HfEngine:
         self._model = model
         self._mode: Mode = mode
         self.length = math.ceil(length / _BUCKET) * _BUCKET
-        self.slots = slots or default_slots(model, self.length)
-        if mode == "batch-invariant" and self.slots % _BLOCK:
+        self.slots = slots or max(default_slots(model, self.length), BLOCK if mode == "batch-invariant" else 1)
+        if mode == "batch-invariant" and self.slots % BLOCK:
             raise BadStudy(
-                f"batch-invariant decoding works on blocks of {_BLOCK} rows, so slots must be a multiple of {_BLOCK}, got {self.slots}"
+                f"batch-invariant decoding works on blocks of {BLOCK} rows, so slots must be a multiple of {BLOCK}, got {self.slots}"
             )
         self._reach = min(model.context, _one_scale(model))
         if length > self._reach:
@@ -133,22 +136,37 @@ class HfEngine:
             "decode": "graph-captured" if self._graph is not None else "eager",
             "dtype": model.dtype,
             "device": model.device.type,
-            "device_name": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu",
+            "device_name": torch.cuda.get_device_name(model.device)
+            if model.device.type == "cuda"
+            else torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
             "promise": "same tokens for any number of live rows, any order and after a resume"
             + (", and for any number of slots" if invariant else f", with {self.slots} slots"),
         }
 
     def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
         """Show the promise on this machine: a few rows alone, then all together in other slots, must give the same bits of logits."""
-        chosen = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
-        chosen = [chosen[0], chosen[len(chosen) // 2], chosen[-1]] if len(chosen) > 3 else chosen
+        distinct = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
+        chosen = [distinct[0], distinct[len(distinct) // 2], distinct[-1]] if len(distinct) > 3 else distinct
         chosen = chosen[-self.slots :]
         tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
+        # Beside others of the same shape, so that prompts are prefilled in company too, as they are in a run.
+        shapes = {self._shape(request) for request in chosen}
+        others = [r for r in distinct if r not in chosen and self._shape(r) in shapes]
+        company = [*chosen, *others[: max(0, min(_COMPANY, self.slots) - len(chosen))]]
+        company.sort(key=self._shape, reverse=True)
         try:
-            alone = [trace for request in chosen for trace in self._trace([request], [0], tokens)]
-            together = self._trace(chosen, [self.slots - 1 - n for n in range(len(chosen))], tokens)
+            alone = [self._trace([request], tokens)[0] for request in chosen]
+            beside = dict(zip([r.key for r in company], self._trace(company, tokens), strict=True))
+            gaps = [
+                self._gap(request, trace[0])
+                for request, trace in zip(chosen, alone, strict=True)
+                if request.position_ids is None and request.hidden is None and len(trace)
+            ]
         except torch.OutOfMemoryError:
             raise self._out_of_memory() from None
+        together = [beside[request.key] for request in chosen]
         different = sum(not torch.equal(a, b) for a, b in zip(alone, together, strict=True))
         if different:
             other = "--set accuracy.mode=batch-invariant" if self._mode == "row-stable" else "--engine vllm"
@@ -157,8 +175,7 @@ class HfEngine:
                 f"{self._model.device} in {self._model.dtype}; try --dtype float32, or {other}"
             )
         told = {"prompts": len(chosen), "tokens": tokens, "logits": "same bits alone and together, in other slots"}
-        plain = [(r, t) for r, t in zip(chosen, alone, strict=True) if r.position_ids is None and r.hidden is None]
-        return told | {"forward": max((self._gap(r, t[0]) for r, t in plain if len(t)), default=0.0)}
+        return told | {"forward": max(gaps, default=0.0)}
 
     def _gap(self, request: Request, ours: Float[Tensor, " vocabulary"]) -> float:
         """How far the first logits are from those of the model's own forward without slots, as a share of their size."""
@@ -214,15 +231,25 @@ class HfEngine:
             self._capture()
 
     def _capture(self) -> None:
-        """Record one decoding step as a CUDA graph: a step of a small model is mostly the launching of its kernels."""
+        """Record one decoding step as a CUDA graph: a step of a small model is mostly the launching of its kernels.
+
+        A model whose forward looks at its own numbers (dynamic RoPE does) cannot be recorded; it decodes step by step, and `about` says so.
+        """
         stream = _side_stream(self._model.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._forward()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self._logits = self._forward()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                self._logits = self._forward()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            self._logits = None
+            torch.cuda.synchronize()
+            return
         self._graph = graph
 
     def _out_of_memory(self) -> OutOfMemory:
@@ -379,7 +406,6 @@ class HfEngine:
             self._graph.replay()
             assert self._logits is not None
             return self._logits
-        self._layout.horizon = min(self.length, math.ceil((max(at) + 1) / _BUCKET) * _BUCKET)
         return self._forward()
 
     def _advance(
@@ -439,19 +465,17 @@ class HfEngine:
     def _decode(self, ids: Sequence[int]) -> str:
         return self._model.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _trace(self, requests: Sequence[Request], slots: Sequence[int], tokens: int) -> list[Tensor]:
-        """The logits of some greedy steps of each request, in the slots given."""
-        rows: list[_Row] = []
-        for request, slot in zip(requests, slots, strict=True):
-            self._place([request], [slot], self._shape(request))
-            rows.append(self._row(request, slot))
-        seen: list[list[Tensor]] = [[] for _ in rows]
+    def _trace(self, requests: Sequence[Request], tokens: int) -> list[Tensor]:
+        """The logits of some greedy steps of each request, together in the last slots."""
+        free = list(range(self.slots))
+        rows = {row.request.key: row for row in self._admit(deque(requests), free, len(requests))}
+        seen: dict[tuple[str, str, int], list[Tensor]] = {key: [] for key in rows}
         for _ in range(tokens):
-            logits = self._step(rows)
-            for trace, row in zip(seen, rows, strict=True):
-                trace.append(logits[row.slot].clone())
+            logits = self._step(list(rows.values()))
+            for key, row in rows.items():
+                seen[key].append(logits[row.slot].clone())
                 row.token, row.at, row.position = int(logits[row.slot].argmax()), row.at + 1, row.position + 1
-        return [torch.stack(trace) for trace in seen]
+        return [torch.stack(seen[request.key]) if tokens > 0 else torch.empty(0) for request in requests]
 
 
 class _InBlocks(TorchFunctionMode):
@@ -463,10 +487,10 @@ class _InBlocks(TorchFunctionMode):
         if func is torch.nn.functional.linear:
             value, rest = args[0], args[1:]
             flat = value.reshape(-1, value.shape[-1])
-            blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(_BLOCK)]
+            blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(BLOCK)]
             return torch.cat(blocks).reshape(*value.shape[:-1], -1)
         if func is torch.addmm:  # GPT-2's own linear layer
-            blocks = [func(args[0], block, *args[2:], **(kwargs or {})) for block in args[1].split(_BLOCK)]
+            blocks = [func(args[0], block, *args[2:], **(kwargs or {})) for block in args[1].split(BLOCK)]
             return torch.cat(blocks)
         return func(*args, **(kwargs or {}))
 

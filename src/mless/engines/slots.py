@@ -36,8 +36,6 @@ class Layout:
     def __init__(self) -> None:
         self.at: Int[Tensor, "rows tokens"] | None = None
         self.hidden: Int[Tensor, "rows 2"] | None = None
-        #: Slots beyond it are not looked at: all rows are masked there, and what is masked adds an exact zero.
-        self.horizon: int | None = None
 
     def mask(self, mask_function: Any, keys: int, dtype: torch.dtype) -> Float[Tensor, "rows 1 tokens keys"]:
         """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers that see alike."""
@@ -75,12 +73,10 @@ class SlotLayer(StaticLayer):
         rows = torch.arange(at.shape[0], device=at.device)[:, None]
         keys[rows, :, at] = key_states.transpose(1, 2)
         values[rows, :, at] = value_states.transpose(1, 2)
-        if (seen := self._layout.horizon) is not None:
-            return keys[:, :, :seen], values[:, :, :seen]
         return keys, values
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        return self._layout.horizon or self.max_cache_len, 0
+        return self.max_cache_len, 0
 
 
 #: Keys and values of one row's first tokens, layer by layer.

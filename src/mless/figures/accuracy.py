@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 from matplotlib.lines import Line2D
@@ -18,9 +17,12 @@ from mless.errors import BadFolder
 from mless.figures import style, wording
 from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.study.accuracy import BestOnDev
 
 #: Bars this far apart, in inches, have room above them for a p-value, for a number, for a number that is turned.
 WORDS_PITCH, NUMBER_PITCH, TURNED_PITCH = 0.52, 0.27, 0.12
+#: Below it a whole per cent stands upright.
+RATE_PITCH = 0.2
 #: How a bar or line is told from others when the colours have all been used.
 HATCHES = ("", "////", "....", "xxxx")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -48,7 +50,7 @@ def draw_bars(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> Pi
     groups = groups_of(folders, conditions)
     slots = sum(len(group.rows) for group in groups) + len(groups) - 1
     width = PAGE_WIDTH * (0.62 if slots <= 6 else 1.0)
-    figure = style.new_figure(width, 4.1)
+    figure = style.new_figure(width, 4.4)
     put_bars(figure, groups, width)
     note = bars_note(groups)
     style.add_caption(figure, together(note))
@@ -56,7 +58,8 @@ def draw_bars(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> Pi
 
 
 READING = (
-    "Top: share of items answered right under each condition, whiskers 95 % intervals. Bottom: the change against no filler, item by item; "
+    "Top: share of items answered right under each condition, whiskers 95 % intervals; below each bar the share of answers that were cut off, "
+    "and of those in which no answer was found. Bottom: the change against no filler, item by item; "
     "the grey mark is the same prompts run again, and a change no larger than that is no finding."
 )
 
@@ -101,24 +104,30 @@ def _with_control(folder: StoredAnswers, conditions: Sequence[str]) -> list[str]
 
 
 def put_bars(place: FigureBase, groups: Sequence[Group], width: float) -> None:
-    """Draw the bars and the strip of changes into a figure or a part of one, `width` inches wide."""
+    """Draw the bars, what was cut off or gave no answer, and the strip of changes into a figure or a part of one, `width` inches wide."""
     names = list(dict.fromkeys(name for group in groups for name in group.rows))
     looks = _looks(names, [group.folder for group in groups])
     at = _places(groups)
     slots = max(max(places.values()) for places in at) + 1
     pitch = (width - 0.6) / slots
-    grid = place.add_gridspec(2, 1, height_ratios=[1.6, 1.0])
-    bars = place.add_subplot(grid[0, 0])
-    strip = place.add_subplot(grid[1, 0])
+    grid = place.add_gridspec(3, 1, height_ratios=[1.6, 0.22 if pitch >= RATE_PITCH else 0.4, 1.0])
+    bars, rates, strip = (place.add_subplot(grid[line, 0]) for line in range(3))
     for group, places in zip(groups, at, strict=True):
         for name, row in group.rows.items():
             _put_bar(bars, places[name], row, looks[name], pitch)
+        _put_rates(rates, group, places, pitch)
         _put_changes(strip, group, places, looks, pitch)
-    for axes in (bars, strip):
+    for axes in (bars, rates, strip):
         axes.set_xlim(-0.7, slots - 0.3)
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
+    for axes in (bars, strip):
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
+    rates.set(xticks=[], ylim=(-0.5, 1.5), facecolor="0.96")
+    rates.set_yticks([1, 0], ["cut off %", "no answer %"])
+    rates.tick_params(axis="y", length=0)
+    rates.grid(visible=False)
+    rates.spines[:].set_visible(False)
     _room_above(bars, [row for group in groups for row in group.rows.values()], pitch)
     bars.set_xticks([])
     bars.set_ylabel(f"{_metrics_word(groups)} (%)")
@@ -126,9 +135,11 @@ def put_bars(place: FigureBase, groups: Sequence[Group], width: float) -> None:
     reach = max(*map(abs, strip.get_ylim()), 0.5)
     # Words stand beyond the whiskers; turned ones, and those of two lines, need more room there.
     starred = any(wording.significant(row) for group in groups for row in group.rows.values())
-    room = 1.62 if pitch < NUMBER_PITCH else 2.0 if starred and pitch >= WORDS_PITCH else 1.3
+    room = 2.5 if pitch < NUMBER_PITCH else 2.0 if starred and pitch >= WORDS_PITCH else 1.3
     strip.set_ylim(-reach * room, reach * room)
-    strip.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if value else "0"))
+    strip.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if round(value, 6) else "0")
+    )
     strip.set_ylabel("Δ against w/o (points)", fontsize=SMALL)
     if len(groups) == 1:
         _name_bars(strip, at[0], pitch, groups[0])
@@ -251,6 +262,17 @@ def _put_changes(
         _write(axes, at, min(ends) if below else max(ends), text, pitch, below=below)
 
 
+def _put_rates(axes: Axes, group: Group, places: Mapping[str, float], pitch: float) -> None:
+    """Two numbers under each bar: bars are only worth comparing where as many answers came to an end."""
+    said = wording.percent if pitch >= WORDS_PITCH else wording.whole_percent
+    for name, row in group.rows.items():
+        for line, share in ((1, row.truncated), (0, row.no_answer)):
+            axes.text(
+                places[name], line, said(share), ha="center", va="center", fontsize=min(SMALL, 68 * pitch),
+                rotation=0 if pitch >= RATE_PITCH else 90,
+            )  # fmt: skip
+
+
 def _write(axes: Axes, at: float, end: float, text: str, pitch: float, *, below: bool = False) -> None:
     """Beyond the end of a whisker; turned where bars are narrow, and left out where they are too narrow even for that."""
     if pitch >= TURNED_PITCH:
@@ -306,14 +328,23 @@ def _columns(handles: Sequence[Patch | Line2D], width: float) -> int:
 # ---- accuracy by filler length ---------------------------------------------------------------------------------------------
 
 
+#: What is shown beside every accuracy.
+RATES: tuple[tuple[str, Callable[[Accuracy], float | None]], ...] = (
+    ("cut off", lambda row: row.truncated),
+    ("no answer", lambda row: row.no_answer),
+)
+#: How a value on the test split is drawn.
+TESTED: dict[str, Any] = {"marker": "D", "markersize": 4, "markerfacecolor": "white", "zorder": 5}
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The length that was best on the dev split, what it and `none` reach on the test split, and the p of that one comparison."""
+    """The length that was best on the dev split, and what it and `none` reach on the test split."""
 
     length: int
+    best: BestOnDev
     tested: Accuracy
     none: Accuracy
-    p: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,24 +366,38 @@ def draw_sweep(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> P
         sweep for folder, label in zip(folders, labels, strict=True) for sweep in _sweeps(folder, conditions, label)
     ]
     width = PAGE_WIDTH * 0.68
-    figure = style.new_figure(width, 3.4)
-    axes = figure.add_subplot()
+    figure = style.new_figure(width, 4.6 + 0.16 * len(sweeps))
+    grid = figure.add_gridspec(3, 1, height_ratios=[3.2, 1.1, 1.1])
+    axes = figure.add_subplot(grid[0, 0])
+    below = [figure.add_subplot(grid[line, 0], sharex=axes) for line in (1, 2)]
     palette = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY, style.BLACK)
     handles: list[Any] = []
     for number, sweep in enumerate(sweeps):
         colour, marker = palette[number % len(palette)], MARKERS[number % len(MARKERS)]
         _put_sweep(axes, sweep, colour, marker)
+        for strip, (_, share) in zip(below, RATES, strict=True):
+            _put_sweep_rate(strip, sweep, share, colour, marker)
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=3.5, label=style.shown(sweep.label)))
     lengths = sorted({length for sweep in sweeps for length in sweep.rows})
     axes.set_xticks(lengths, [str(length) if length else "0\n(w/o)" for length in lengths])
+    for one in (axes, below[0]):
+        one.tick_params(axis="x", labelbottom=False)
     span = max(lengths) or 1
     axes.set_xlim(-0.04 * span, 1.05 * span)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], min_n_ticks=3))
-    axes.set_xlabel("Filler length (tokens)")
+    for strip, (name, _) in zip(below, RATES, strict=True):
+        top = max(1.0, 1.12 * strip.dataLim.y1)
+        strip.set_ylim(-0.08 * top, top)  # so that marks at zero are whole
+        strip.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10], min_n_ticks=2))
+        strip.set_ylabel(f"{name}\n(%)", fontsize=SMALL)
+    below[-1].set_xlabel("Filler length (tokens)")
+    figure.align_ylabels()
     split = sweeps[0].split
     axes.set_ylabel("Accuracy (%)" if split == "all" else f"Accuracy, {split} split (%)")
     if any(sweep.control is not None for sweep in sweeps):
         handles.append(Patch(facecolor="0.5", alpha=0.3, label="w/o to w/o again (A/A)"))
+        again: dict[str, Any] = {"color": "0.4", "linestyle": "none", "marker": "x"}
+        handles.append(Line2D([], [], markersize=5, label="w/o again", **again))
     if any(sweep.choice is not None for sweep in sweeps):
         shape: dict[str, Any] = {"color": "0.3", "linestyle": "none"}
         handles.append(Line2D([], [], marker="*", markersize=8, label="chosen on dev", **shape))
@@ -364,7 +409,8 @@ def draw_sweep(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> P
     style.add_caption(figure, together(note))
     title = "Accuracy by filler length: " + "; ".join(sweep.label for sweep in sweeps)
     reading = (
-        "Accuracy against the number of filler tokens, band: 95 % interval. The grey band lies between the two runs without filler; "
+        "Accuracy against the number of filler tokens, band: 95 % interval; below, the share of answers that were cut off and of those in which "
+        "no answer was found. The grey band lies between the two runs without filler; "
         "a best length chosen by looking is only worth what it reaches on items it was not chosen on."
     )
     return Picture(figure, style.shown(title), style.shown(f"{reading} {note}"))
@@ -400,15 +446,13 @@ def _sweeps(folder: StoredAnswers, conditions: Sequence[str], label: str) -> lis
     return sweeps
 
 
-def _choice(folder: StoredAnswers, names: Mapping[int, str], tested: Mapping[str, Accuracy]) -> Choice:
+def _choice(folder: StoredAnswers, names: Mapping[int, str], tested: Mapping[str, Accuracy]) -> Choice | None:
     """The length that the dev items choose, by the rule that the verdict goes by."""
-    # Here and not at the top: only a sweep with two splits needs it.
-    from mless.study.accuracy import ACCURACY, best_on_dev, read_accuracy
-
-    _, conditions, rows = read_accuracy(folder.path)
-    best = best_on_dev(pa.Table.from_pylist(rows, schema=ACCURACY), {name: conditions[name] for name in names.values()})
+    best = folder.chosen(names.values())
+    if best is None:
+        return None
     length = next(length for length, name in names.items() if name == best.condition)
-    return Choice(length, tested[best.condition], tested["none"], best.p)
+    return Choice(length, best, tested[best.condition], tested["none"])
 
 
 def _put_sweep(axes: Axes, sweep: Sweep, colour: str, marker: str) -> None:
@@ -438,19 +482,35 @@ def _put_sweep(axes: Axes, sweep: Sweep, colour: str, marker: str) -> None:
         markeredgewidth=0.5,
         zorder=4,
     )
-    beside = 0.018 * float(at[-1])  # so that the test split's interval does not lie on the dev split's line
-    shape: dict[str, Any] = {
-        "marker": "D",
-        "markersize": 4,
-        "markerfacecolor": "white",
-        "markeredgecolor": colour,
-        "zorder": 5,
-    }
-    for place, row in ((at[best], sweep.choice.tested), (at[0], sweep.choice.none)):
+    for place, row in _tested(sweep, sweep.choice):
         if row.value is not None:
             if row.lo is not None and row.hi is not None:
-                axes.vlines(place + beside, 100 * row.lo, 100 * row.hi, color=colour, linewidth=1.0, zorder=4)
-            axes.plot(place + beside, 100 * row.value, **shape)
+                axes.vlines(place, 100 * row.lo, 100 * row.hi, color=colour, linewidth=1.0, zorder=4)
+            axes.plot(place, 100 * row.value, markeredgecolor=colour, **TESTED)
+
+
+def _tested(sweep: Sweep, choice: Choice) -> list[tuple[float, Accuracy]]:
+    """Where the chosen length and `none` stand on the test split: a little beside the dev split's line, so as not to lie on it."""
+    beside = 0.018 * max(sweep.rows)
+    return [(choice.length + beside, choice.tested), (beside, choice.none)]
+
+
+def _put_sweep_rate(
+    axes: Axes, sweep: Sweep, share: Callable[[Accuracy], float | None], colour: str, marker: str
+) -> None:
+    """What of the answers was cut off, or gave no answer, under the conditions of one line and in its control."""
+
+    def percent(row: Accuracy) -> float:
+        return np.nan if (value := share(row)) is None else 100 * value
+
+    lengths = sorted(sweep.rows)
+    values = [percent(sweep.rows[length]) for length in lengths]
+    axes.plot(lengths, values, color=colour, marker=marker, markersize=3, linewidth=0.9)
+    if sweep.control is not None:
+        axes.plot(0, percent(sweep.control), color="0.4", marker="x", markersize=5, linestyle="none", zorder=4)
+    if sweep.choice is not None:
+        for place, row in _tested(sweep, sweep.choice):
+            axes.plot(place, percent(row), markeredgecolor=colour, **TESTED)
 
 
 def _sweep_note(sweeps: Sequence[Sweep]) -> str:
@@ -461,12 +521,8 @@ def _sweep_note(sweeps: Sequence[Sweep]) -> str:
     said = [f"{tasks}. {wording.items_words(rows)}{to_choose}; {wording.statistics_words(folders, rows)}."]
     for sweep in sweeps:
         if sweep.choice is not None:
-            who = f"{sweep.label}: chosen" if len(sweeps) > 1 else "Chosen"
-            row, p = sweep.choice.tested, wording.p_value(sweep.choice.p)
-            said.append(
-                f"{who} on dev: {sweep.choice.length} tokens; on the test split (n = {row.n:,}) "
-                f"Δ {wording.points(row.delta)} points {wording.points_interval(row)}, p {p if p.startswith('<') else f'= {p}'}."
-            )
+            words = wording.choice_words(sweep.choice.best, f"{sweep.choice.length} tokens")
+            said.append(f"{sweep.label}: {words}" if len(sweeps) > 1 else words[0].upper() + words[1:])
     said.append(_control_words([sweep.control for sweep in sweeps]))
     said.append(wording.rates_words(rows))
     said.append(wording.drawn_words(folders))
@@ -477,10 +533,11 @@ def _sweep_note(sweeps: Sequence[Sweep]) -> str:
 
 
 def draw_diversity(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> Picture:
-    """Left pass@k, right the share of an item's 2-grams that are different; one row of panels per folder."""
-    width = PAGE_WIDTH * 0.8
+    """pass@k, the share of an item's 2-grams that are different, and what was cut off or gave no answer; one row of panels per folder."""
+    width = PAGE_WIDTH
+    wide, narrow = 0.44, 0.2  # of the width, for bars that are so many and so few
     figure = style.new_figure(width, 0.95 + 2.1 * len(folders))
-    grid = figure.add_gridspec(len(folders), 2, width_ratios=[1.6, 1.0])
+    grid = figure.add_gridspec(len(folders), 3, width_ratios=[wide, narrow, narrow * 1.15])
     shown: list[Accuracy] = []
     names = list(dict.fromkeys(name for folder in folders for name in _with_control(folder, folder.run_of(conditions))))
     looks = _looks(names, folders)
@@ -493,14 +550,17 @@ def draw_diversity(folders: Sequence[StoredAnswers], conditions: Sequence[str]) 
                 f"run the study with --set accuracy.samples=4 --set accuracy.temperature=0.5 --set accuracy.k=1,3"
             )
         shown += rows
-        left, right = figure.add_subplot(grid[line, 0]), figure.add_subplot(grid[line, 1])
-        _put_metrics(left, rows, passes, looks, room=width * 0.55)
-        _put_metrics(right, rows, ["diversity"], looks, room=width * 0.3)
+        left, middle, right = (figure.add_subplot(grid[line, column]) for column in range(3))
+        _put_metrics(left, rows, passes, looks, room=width * wide)
+        _put_metrics(middle, rows, ["diversity"], looks, room=width * narrow)
+        _put_bar_rates(right, rows, looks, room=width * narrow * 1.15)
         left.set_ylabel("Items solved (%)")
-        right.set_ylabel("Different 2-grams (%)")
+        middle.set_ylabel("Different 2-grams (%)")
+        right.set_ylabel("Answers (%)")
         title = f"{folder.label} on {folder.task}"
-        style.set_title(left, style.fit_titles([(title, "")], width * 0.55)[title, ""])
-        style.set_title(right, ("2-gram diversity", style.TITLE))
+        style.set_title(left, style.fit_titles([(title, "")], width * wide)[title, ""])
+        style.set_title(middle, ("2-gram diversity", style.TITLE))
+        style.set_title(right, ("Cut off, no answer", style.TITLE))
     handles = [Patch(**looks[name], label=style.shown(wording.condition_name(name, folders))) for name in names]
     figure.legend(
         handles=handles, loc="outside upper center", ncols=_columns(handles, width), handlelength=1.3, columnspacing=1.4
@@ -519,8 +579,9 @@ def draw_diversity(folders: Sequence[StoredAnswers], conditions: Sequence[str]) 
     )
     style.add_caption(figure, together(note))
     reading = (
-        "Left: the chance that one of k answers to an item is right. Right: of all pairs of neighbouring words in an item's answers, the share "
-        "that are different. A condition that only makes answers more varied raises both as k grows."
+        "Left: the chance that one of k answers to an item is right. Middle: of all pairs of neighbouring words in an item's answers, the share "
+        "that are different. A condition that only makes answers more varied raises both as k grows. Right: the share of "
+        "answers that were cut off, and of those in which no answer was found."
     )
     title = "pass@k and 2-gram diversity: " + ", ".join(folder.label for folder in folders)
     return Picture(figure, style.shown(title), style.shown(f"{reading} {note}"))
@@ -538,9 +599,33 @@ def _put_metrics(
             if row.metric == metric:
                 _put_bar(axes, number * step + names.index(row.condition), row, looks[row.condition], pitch)
     _room_above(axes, [row for row in rows if row.metric in metrics], pitch)
-    middles = [number * step + (len(names) - 1) / 2 for number in range(len(metrics))]
-    axes.set_xticks(middles, ["" if metric == "diversity" else metric for metric in metrics])
-    axes.set_xlim(-0.7, step * len(metrics) - 1.2)
+    _name_groups(axes, ["" if metric == "diversity" else metric for metric in metrics], len(names))
+
+
+def _put_bar_rates(axes: Axes, rows: Sequence[Accuracy], looks: Mapping[str, Mapping[str, Any]], room: float) -> None:
+    """Bars of what was cut off and of what gave no answer, in each the conditions side by side; they are of answers, whatever the metric."""
+    names = list(looks)
+    step = len(names) + 0.9
+    pitch = room / (step * len(RATES))
+    of = {row.condition: row for row in rows}
+    highest = 0.0
+    for number, (_, share) in enumerate(RATES):
+        for name, row in of.items():
+            value = share(row)
+            if value is not None:
+                at = number * step + names.index(name)
+                axes.bar(at, 100 * value, width=0.82, **looks[name])
+                _write(axes, at, 100 * value, wording.percent(value), pitch)
+                highest = max(highest, 100 * value)
+    axes.set_ylim(0, max(1.0, highest * (1.12 if pitch >= NUMBER_PITCH else 1.25)))
+    _name_groups(axes, [name for name, _ in RATES], len(names))
+
+
+def _name_groups(axes: Axes, labels: Sequence[str], bars: int) -> None:
+    """Name each group of bars, and leave a slot free between groups."""
+    step = bars + 0.9
+    axes.set_xticks([number * step + (bars - 1) / 2 for number in range(len(labels))], labels)
+    axes.set_xlim(-0.7, step * len(labels) - 1.2)
     axes.grid(visible=False, axis="x")
     axes.tick_params(axis="x", length=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))

@@ -25,7 +25,7 @@ def draw_composed(
     """Left the accuracy of each model under the conditions and the A/A control, right the curves of one head under them."""
     groups = accuracy.groups_of(folders, conditions)
     plots = attention.plan_curves(panels, conditions, queries=queries, omit_first=omit_first)
-    figure = style.new_figure(PAGE_WIDTH, attention.grid_height(plots, 1) + 0.35)
+    figure = style.new_figure(PAGE_WIDTH, attention.grid_height(plots, 1) + 0.75)
     left, right = figure.subfigures(1, 2, width_ratios=list(SHARES), squeeze=False)[0]
     accuracy.put_bars(left, groups, PAGE_WIDTH * SHARES[0])
     curves = attention.put_curves(right, plots, PAGE_WIDTH * SHARES[1], queries)

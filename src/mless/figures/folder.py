@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from jaxtyping import Float
 
-from mless import store
+from mless import store, tasks
 from mless.errors import BadFolder, BadStudy
 from mless.stats import majority_at_k
+from mless.study.accuracy import ACCURACY, BestOnDev, best_on_dev, read_accuracy
 from mless.values import MASS_NAMES, QuerySet, Span, format_numbers, pick_item
 
 
@@ -304,7 +305,7 @@ class Answer:
     why: str
     how: str
     reference: str
-    n_tokens: int
+    n_tokens: int | None  # a server may not say
     finish: str
 
 
@@ -359,6 +360,16 @@ class StoredAnswers(StoredStudy):
             rows, key=lambda row: order.get(row.condition, len(order))
         )  # stable: metrics and splits stay as stored
 
+    def chosen(self, among: Collection[str]) -> BestOnDev | None:
+        """What the dev items choose among these conditions, and what the test items say of it; None where nothing was to be chosen."""
+        _, conditions, rows = read_accuracy(self.path)
+        table = pa.Table.from_pylist(rows, schema=ACCURACY)
+        try:
+            best = best_on_dev(table, {name: one for name, one in conditions.items() if name in among})
+        except BadStudy:
+            return None  # no items were set apart, or only votes were compared
+        return best if best.among > 1 else None
+
     def swept(self, among: Sequence[str] | None = None) -> list[dict[int, str]]:
         """Conditions that differ in nothing but the filler's length, as length → name; each such line has two lengths or more."""
         lines: dict[tuple[object, ...], dict[int, str]] = {}
@@ -379,7 +390,7 @@ class StoredAnswers(StoredStudy):
             *(table[column].to_pylist() for column in ("item", "correct", "extracted")), strict=True
         ):
             right.setdefault(item, []).append(bool(correct))
-            said.setdefault(item, []).append(extracted)
+            said.setdefault(item, []).append(None if extracted is None else tasks.vote_of(extracted))
         if self.conditions.get(condition, {}).get("samples") is not None:
             votes = {item: majority_at_k([said[item]], np.array([right[item]]), len(right[item])) for item in right}
             return {item: vote.mean for item, vote in votes.items()}
@@ -391,17 +402,22 @@ class StoredAnswers(StoredStudy):
         found: dict[str, list[Answer]] = {}
         for row in self.table("answers", [field.name for field in fields(Answer)], where).to_pylist():
             texts: dict[str, Any] = {key: row[key] or "" for key in ("text", "why", "how", "reference", "finish")}
-            counts: dict[str, Any] = {key: row[key] or 0 for key in ("sample", "n_tokens")}
-            one = Answer(row["item"], extracted=row["extracted"], correct=bool(row["correct"]), **texts, **counts)
+            kept: dict[str, Any] = {key: row[key] for key in ("sample", "extracted", "n_tokens")}
+            one = Answer(row["item"], correct=bool(row["correct"]), **texts, **kept)
             found.setdefault(one.item, []).append(one)
         return {item: sorted(answers, key=lambda one: one.sample) for item, answers in found.items()}
 
     def questions(self, items: Sequence[str]) -> dict[str, str]:
-        """Item → its question, as it stands in the prompt without filler; the whole prompt where the question cannot be told apart."""
+        """Item → its question, as it stands in the prompt without filler; the whole prompt where the question cannot be told apart.
+
+        Without stored prompts (a server makes them itself) it is the task's question, which study.json keeps.
+        """
+        asked_of: Any = self.about.get("questions")
+        told = cast("dict[str, Any]", asked_of) if isinstance(asked_of, dict) else {}
+        found = {item: str(told[item]) for item in items if item in told}
         if not (self.path / "prompts.parquet").exists():
-            return {}
+            return found
         where = (pc.field("condition") == "none") & pc.field("item").isin(pa.array(items, pa.string()))
-        found: dict[str, str] = {}
         columns = ["item", "text", *(["spans", "tokens"] if self.has_tokens() else [])]
         for row in self.table("prompts", columns, where).to_pylist():
             tokens: list[str] = row.get("tokens") or []

@@ -17,6 +17,8 @@ from mless.store import write_atomically
 
 #: The tables that have a layout of their own; any other id gets one row per condition.
 BY_MODEL, BY_PLACEMENT, BY_FILLER = "table1", "table4", "table5"
+#: What table 1 says of each task.
+BY_MODEL_HEADS = ("w/o", "w/", "Δ points", "A/A", "p (Holm)", "cut off %", "no answer %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,15 @@ def _kept(folder: StoredAnswers, conditions: Sequence[str]) -> list[Accuracy]:
 
 
 def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
-    """Table 4, table 5 and the plain one differ in what a condition is called."""
+    """Table 4, table 5 and the plain one differ in what a condition is called, and in the plain one's having every split and metric.
+
+    Table 4 and table 5 invite a choice by looking, so they show the items it was not made on below all items.
+    """
     labelled = {BY_PLACEMENT: "placement", BY_FILLER: "filler"}.get(spec_id)
-    rows = [(one, row) for one in shown for row in (_headlines(one) if labelled else one.rows)]
+    if labelled:
+        rows = [(one, row) for split in ("all", "test") for one in shown for row in _headlines(one, split)]
+    else:
+        rows = [(one, row) for one in shown for row in one.rows]
     every = [row for _, row in rows]
     models = len(shown) > 1
     tasks = len({one.folder.task for one in shown}) > 1
@@ -112,7 +120,7 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
     sampled = any((row.samples or 1) > 1 for row in every)
     heads = [
         *(["model"] if models else []), *(["task"] if tasks else []), labelled or "condition", *(["prompt"] if not labelled else []),
-        *(["split"] if splits else []), *(["metric"] if metrics else []), "n", "accuracy %", *(["sd"] if sampled else []),
+        *(["items of"] if splits else []), *(["metric"] if metrics else []), "n", "accuracy %", *(["sd"] if sampled else []),
         "Δ points", "A/A", "p", "p (Holm)", "detectable ±", "changed", "cut off %", "no answer %", "verdict",
     ]  # fmt: skip
     body: list[tuple[Cell, ...]] = []
@@ -133,7 +141,7 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
                 f"{wording.points(row.delta)} {wording.points_interval(row)}".strip(), marked=wording.significant(row)
             ),
             Cell("–" if row.condition == "none" else wording.points(row.aa_delta)),
-            Cell(wording.p_value(wording.p_larger(row))),
+            Cell(wording.p_value(wording.p_of(row))),
             Cell(wording.p_value(row.p_adjusted)),
             Cell(wording.percent(row.mde)),
             Cell("–" if row.gained is None or row.lost is None else f"+{row.gained} −{row.lost}"),
@@ -142,13 +150,33 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
             Cell(row.verdict or "–"),
         ]
         body.append(tuple(cells))
-    words = {"model", "task", "placement", "filler", "condition", "prompt", "split", "metric", "verdict"}
+    words = {"model", "task", "placement", "filler", "condition", "prompt", "items of", "metric", "verdict"}
     aligned = "".join("l" if head in words else "r" for head in heads)
-    return Table(tuple(heads), aligned, tuple(body), _caption(shown, every))
+    return Table(tuple(heads), aligned, tuple(body), _caption(shown, every, _choices(labelled, shown)))
 
 
-def _headlines(one: _Shown) -> list[Accuracy]:
-    found = shown_rows(one.rows, one.folder.conditions)
+def _choices(labelled: str | None, shown: Sequence[_Shown]) -> str:
+    """Which condition the dev items choose in each folder that has such items, and its worth on the test items."""
+    said: list[str] = []
+    for one in shown:
+        best = one.folder.chosen({row.condition for row in one.rows})
+        if best is not None:
+            called = _name(labelled, best.condition, one.folder.conditions[best.condition], control=False).text
+            words = wording.choice_words(best, called)
+            who = f"{one.folder.label} on {one.folder.task}: " if len(shown) > 1 else ""
+            said.append(who + words if who else words[0].upper() + words[1:])
+    if not said:
+        return ""
+    return " ".join(
+        [
+            *said,
+            "Rows of test: all conditions on the items that nothing was chosen on; their p (Holm) and verdict are for a look at all of them.",
+        ]
+    )
+
+
+def _headlines(one: _Shown, split: str = "all") -> list[Accuracy]:
+    found = shown_rows(one.rows, one.folder.conditions, split)
     return [found[name] for name in dict.fromkeys(row.condition for row in one.rows) if name in found]
 
 
@@ -169,7 +197,7 @@ def _name(labelled: str | None, condition: str, about: Mapping[str, object], *, 
 
 
 def _by_model(spec_id: str, shown: Sequence[_Shown]) -> Table:
-    """Models down, tasks across: without, with, the change, and beside it the A/A control's."""
+    """Models down, tasks across: without, with, the change, the A/A control's, p, and what of both was cut off or gave no answer."""
     found: dict[tuple[str, str, str], tuple[Accuracy, Accuracy]] = {}
     for one in shown:
         rows = {row.condition: row for row in _headlines(one)}
@@ -194,7 +222,7 @@ def _by_model(spec_id: str, shown: Sequence[_Shown]) -> Table:
         for task in tasks:
             none, row = found.get((label, name, task), (None, None))
             if none is None or row is None:
-                cells += [Cell("")] * 4
+                cells += [Cell("")] * len(BY_MODEL_HEADS)
                 continue
             cells += [
                 Cell(wording.percent(none.value)),
@@ -204,20 +232,25 @@ def _by_model(spec_id: str, shown: Sequence[_Shown]) -> Table:
                     marked=wording.significant(row),
                 ),
                 Cell(wording.points(row.aa_delta)),
+                Cell(wording.p_value(row.p_adjusted)),
+                Cell(f"{wording.percent(none.truncated)} / {wording.percent(row.truncated)}"),
+                Cell(f"{wording.percent(none.no_answer)} / {wording.percent(row.no_answer)}"),
             ]
         body.append(tuple(cells))
     with_filler = "w/" if several else wording.condition_name(lines[0][1], ())
     left = ["model", *(["condition"] if several else [])]
-    heads = (*left, *["w/o", with_filler, "Δ points", "A/A"] * len(tasks))
-    groups = (("", len(left)), *((task, 4) for task in tasks))
+    heads = (*left, *[with_filler if head == "w/" else head for head in BY_MODEL_HEADS] * len(tasks))
+    groups = (("", len(left)), *((task, len(BY_MODEL_HEADS)) for task in tasks))
     every = [row for pair in found.values() for row in pair]
-    return Table(heads, "l" * len(left) + "rrrr" * len(tasks), tuple(body), _caption(shown, every), groups)
+    aligned = "l" * len(left) + "r" * len(BY_MODEL_HEADS) * len(tasks)
+    both = "Cut off and no answer in their columns: w/o, then w/."
+    return Table(heads, aligned, tuple(body), _caption(shown, every, both), groups)
 
 
 # ---- how it is written ---------------------------------------------------------------------------------------------------
 
 
-def _caption(shown: Sequence[_Shown], rows: Sequence[Accuracy]) -> str:
+def _caption(shown: Sequence[_Shown], rows: Sequence[Accuracy], more: str = "") -> str:
     folders = [one.folder for one in shown]
     about = ""
     if len(shown) == 1:
@@ -225,10 +258,14 @@ def _caption(shown: Sequence[_Shown], rows: Sequence[Accuracy]) -> str:
     bold = (
         " Bold: p ≤ 0.05 after Holm and a Δ larger than A/A's." if any(wording.significant(row) for row in rows) else ""
     )
-    return (
-        f"{about}{wording.items_words(rows)}; {wording.statistics_words(folders, rows)}. {wording.rates_words(rows)} "
-        f"{wording.drawn_words(folders)}{bold}"
-    )
+    whole = [row for row in rows if row.split == "all"]
+    said = [
+        f"{about}{wording.items_words(whole)}; {wording.statistics_words(folders, rows)}.",
+        more,
+        wording.rates_words(whole),
+        f"{wording.drawn_words(folders)}{bold}",
+    ]
+    return " ".join(filter(None, said))
 
 
 def _markdown(table: Table) -> str:

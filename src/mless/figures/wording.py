@@ -6,9 +6,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mless.figures.folder import Accuracy, StoredAnswers
+from mless.study.accuracy import BestOnDev
+from mless.study.comparing import p_of_row
 
 #: As the published tables number them.
 PLACEMENTS = {
@@ -52,6 +55,14 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}"
 
 
+def whole_percent(share: float | None) -> str:
+    """``0.239`` → ``24``, for where there is little room; what is not nothing is not written as nothing."""
+    if share is None:
+        return "–"
+    rounded = round(100 * share)
+    return "<1" if share and not rounded else ">99" if share < 1 and rounded == 100 else str(rounded)
+
+
 def points(delta: float | None) -> str:
     """``-0.012`` → ``−1.2``: percentage points with their sign; nothing has none."""
     if delta is None:
@@ -72,9 +83,9 @@ def p_value(p: float | None) -> str:
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def p_larger(row: Accuracy) -> float | None:
-    """Against `none` or against the A/A control, whichever is larger."""
-    return max((p for p in (row.p, row.p_again) if p is not None), default=None)
+def p_of(row: Accuracy) -> float | None:
+    """The p of a row by itself, before it is adjusted."""
+    return None if row.p is None else p_of_row(asdict(row))
 
 
 def p_claimed(row: Accuracy) -> float | None:
@@ -201,6 +212,16 @@ def _one_answer(row: Accuracy) -> bool:
     """Whether an item has one right or wrong: it was answered once, or all of its answers are one vote."""
     kind, _, k = row.metric.partition("@")
     return row.metric != "diversity" and (row.samples or 1) // (int(k) if kind == "maj" else 1) == 1
+
+
+def choice_words(best: BestOnDev, called: str) -> str:
+    """A choice made by looking: where it was made, and what it is worth on the items it was not made on."""
+    test, p = Accuracy(**best.test), p_value(best.p)
+    return (
+        f"chosen on the dev items (n = {best.dev['n']:,}) out of {best.among}: {called}; on the test items (n = {test.n:,}) "
+        f"{percent(test.value)} % {percent_interval(test)}, Δ {points(test.delta)} points {points_interval(test)}, "
+        f"p {p if p.startswith('<') else f'= {p}'} (one comparison, not adjusted): {best.verdict}."
+    )
 
 
 def rates_words(rows: Sequence[Accuracy]) -> str:

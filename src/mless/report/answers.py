@@ -24,7 +24,7 @@ class Side:
     extracted: str | None
     how: str
     why: str
-    n_tokens: int
+    n_tokens: int | None
     cut_off: bool
     text: str
 
@@ -71,7 +71,7 @@ def filters() -> dict[str, Any]:
         "points": wording.points,
         "interval": wording.percent_interval,
         "change": wording.points_interval,
-        "larger": wording.p_larger,
+        "alone": wording.p_of,
     }
 
 

@@ -13,12 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mless import tasks
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
 from mless.study.comparing import ALPHA, AccuracyVerdict, Run, compare, p_of_row, verdict_of
 from mless.study.spec import AccuracyTable
 from mless.values import Condition
 
+#: Why an answer, or its reference, was compared as text though it may be mathematics.
+_UNREAD = [tasks.NOTES[key] for key in ("long", "time", "memory", "crash", "reference", "answer")]
 #: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and
 #: the symbolic rule judged differently.
 ANSWERS = pa.schema(
@@ -226,7 +229,7 @@ def _run_of(mine: pa.Table, items: int) -> Run:
         # A server may not say how many tokens an answer had.
         np.array([np.nan if n is None else n for n in column("n_tokens")], np.float64).reshape(items, -1),
         objects([text or "" for text in column("text")]),
-        objects(column("extracted")),
+        objects([None if answer is None else tasks.vote_of(answer) for answer in column("extracted")]),
     )
 
 
@@ -325,12 +328,17 @@ def accuracy_lines(path: Path) -> list[str]:
         lines += _choice(rows, conditions, settings["margin"])
     lines += _power(heads, compared)
     lines += _losses(heads, settings)
-    disagree = ResultFolder(path).read_table("answers", columns=["disagree"]).column("disagree")
+    judged = ResultFolder(path).read_table("answers", columns=["disagree", "why"])
+    disagree = judged.column("disagree")
     differing = disagree.to_pylist().count(True)
     lines.append(
         f"The string and the symbolic rule judged {differing:,} of {len(disagree):,} answers differently"
         + ("; answers.parquet says why each was judged as it was." if differing else ".")
     )
+    if unread := sum(any(note in why for note in _UNREAD) for why in judged.column("why").to_pylist()):
+        lines.append(
+            f"{unread:,} of {len(disagree):,} answers could not be read as mathematics (or their reference could not) and were compared as text."
+        )
     return lines + _warnings(heads, compared)
 
 
@@ -410,7 +418,13 @@ def _further_metrics(rows: Sequence[Mapping[str, Any]], compared: Sequence[str])
             if (row := of.get(name)) is not None and row["delta"] is not None:
                 tested = f", {_p(row['p_adjusted'])}" if row["p_adjusted"] is not None else ""
                 shown.append(f"{name} {_share(row['value'])} (Δ {_points(row['delta'])}{tested}, {row['verdict']})")
-        lines.append(f"{'2-gram diversity' if metric == 'diversity' else metric}: {'; '.join(shown)}")
+        again = (
+            of["none"]["aa_delta"]
+            if of["none"]["aa_delta"] is not None
+            else next((r["aa_delta"] for r in of.values()), None)
+        )
+        control = f" (A/A {_points(again)})" if again is not None else ""
+        lines.append(f"{'2-gram diversity' if metric == 'diversity' else metric}{control}: {'; '.join(shown)}")
     return lines
 
 
@@ -438,9 +452,10 @@ def _choice(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Conditio
         return []  # only votes were compared: there was nothing to choose
     dev, test = best.dev, best.test
     p = f", {_p(best.p)}" if best.p is not None else ""
+    control = f" (A/A {_points(test['aa_delta'])})" if test["aa_delta"] is not None else ""
     return [
         f"Chosen on {dev['n']:,} dev items, out of {best.among}: {best.condition} ({_describe(conditions[best.condition])}); on the "
-        f"{test['n']:,} test items Δ = {_points(test['delta'])} points{_interval(test['delta_lo'], test['delta_hi'], signed=True)}{p}: "
+        f"{test['n']:,} test items Δ = {_points(test['delta'])} points{_interval(test['delta_lo'], test['delta_hi'], signed=True)}{control}{p}: "
         f"{_words(test, best.p, best.verdict, margin)}"
     ]
 

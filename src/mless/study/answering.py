@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mless import __version__, tasks
+from mless import __version__, stats, tasks
 from mless.engines.base import OutOfMemory, Reply, Request
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.prompting import build_messages, build_prompts, resolve_kind, shared_beginning
@@ -83,6 +83,8 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     _check_conditions(conditions, settings)
     task, items = spec.load_items()
     _check_answers(items, spec)
+    if settings.dev_share:
+        _check_split(items, settings, spec.seed)
     opened = _Model.open(spec, settings, told, trust_remote_code=trust_remote_code)
     identity = opened.identity(spec, settings, items)
     folder = ResultFolder(out if out is not None else default_folder(spec, opened.label))
@@ -140,6 +142,14 @@ def _check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) 
             )
 
 
+def _check_split(items: Sequence[Item], settings: AccuracyTable, seed: int) -> None:
+    """So few items that one side of the split is empty are told before anything is drawn."""
+    try:
+        stats.split_items([item.cluster or item.id for item in items], settings.dev_share, seed)
+    except BadStudy as fault:
+        raise BadStudy(f"{fault}, or do without the split: --set accuracy.dev_share=0") from None
+
+
 def _check_slots(folder: ResultFolder, stored: Mapping[str, Any], settings: AccuracyTable) -> None:
     """A run goes on with the slots it has, be they those it asked for or what memory left of them; others were asked for in vain."""
     used: int | None = stored["engine"].get("slots")
@@ -181,6 +191,10 @@ def _ask(
     sentences = tasks.filler_sentences()
     requests: dict[str, list[Request]] = {}
     if opened.tokenizer is None:
+        if spec.prompt == "raw" and settings.engine == "openai":
+            raise BadStudy(
+                "raw prompts are token ids, and a server is sent a conversation unless a tokenizer is given: --tokenizer DIR, or --prompt chat"
+            )
         for condition in conditions:
             conversations = build_messages(items, condition, system=spec.system, seed=spec.seed, sentences=sentences)
             rows: list[Request] = []
@@ -267,7 +281,8 @@ class _Model:
         unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
         found = identity_of(spec, self._described, weights, items)
         if settings.script:
-            drawn["script"] = Path(settings.script).read_text("utf-8") if Path(settings.script).is_file() else None
+            file = Path(settings.script)
+            drawn["script"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         found |= {f"accuracy.{key}": digest(value) for key, value in drawn.items() if key != "slots"}
         return {key: value for key, value in found.items() if key not in unused}
 
@@ -330,12 +345,12 @@ class _Model:
             return HfEngine(self._loaded, length=length, slots=slots, mode=settings.mode)
         if settings.engine == "vllm":
             from mless.engines.vllm import VllmEngine
-            from mless.models.loading import whole_folder
+            from mless.models.loading import locate_tokenizer, whole_folder
 
             assert self._described is not None
             return VllmEngine(
                 whole_folder(self._described.source),
-                tokenizer=self.tokenizer,
+                tokenizer=locate_tokenizer(spec.tokenizer) if spec.tokenizer else None,
                 dtype=spec.dtype,
                 max_model_len=asked.longest + settings.max_new_tokens,
                 seed=spec.seed,
@@ -435,9 +450,9 @@ class _Run:
         before = fault.slots
         fewer = before // 2
         if self.settings.mode == "batch-invariant":
-            from mless.engines import hf
+            from mless.engines.hf import BLOCK
 
-            fewer -= fewer % hf._BLOCK  # pyright: ignore[reportPrivateUsage]
+            fewer -= fewer % BLOCK
         if fewer < 1:
             raise fault
         self.told.say(
@@ -467,7 +482,8 @@ class _Run:
 
     def _begin(self, stored: dict[str, Any] | None, about: dict[str, Any], engine: Engine) -> None:
         """Prove the engine's promise, and say in the folder what it is that is being drawn."""
-        in_use = {key: str(about[key]) for key in ("slots", "length", "dtype", "device", "mode") if key in about}
+        kept = ("slots", "length", "dtype", "device", "device_name", "mode", "torch", "transformers")
+        in_use = {key: str(about[key]) for key in kept if key in about}
         self.identity |= {f"{key} in use": value for key, value in in_use.items()}
         if stored is not None:
             check_same(self.folder, stored, self.identity)
@@ -516,8 +532,13 @@ class _Run:
             (again if by_name[name].again else found[by_name[name].temperature]).extend(rows)
         groups: list[tuple[list[Request], int | None]] = [(rows, None) for rows in found.values()]
         if again:
-            Random(f"{self.spec.seed}/again").shuffle(again)
-            width: int = engine.about().get("slots") or self.settings.concurrency
+            # By items: the samples of one stay together, so that its unit is stored soon.
+            order = list({request.item: None for request in again})
+            Random(f"{self.spec.seed}/again").shuffle(order)
+            places = {item: place for place, item in enumerate(order)}
+            again.sort(key=lambda request: places[request.item])
+            about = engine.about()
+            width: int = about.get("slots") or about.get("max_num_seqs") or self.settings.concurrency
             groups.append((again, max(1, width * 3 // 4)))
         return groups
 

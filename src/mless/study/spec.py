@@ -56,6 +56,8 @@ PLAN_AND_SOLVE = (
     "within \\boxed{}."
 )
 REPHRASED = "Think the problem through, one step after another. Write the final answer inside \\boxed{}."
+#: What an accuracy study says to the model where its items are sums; everything else gets the published text.
+CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 EngineName = Literal["hf", "vllm", "openai", "scripted"]
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 
@@ -187,6 +189,16 @@ class StudySpec(BaseModel):
     flips: int = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
     accuracy: AccuracyTable | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_system_text(cls, fields: Any) -> Any:
+        """A sum is asked for its result alone: small models reason themselves away from it, and their tokens cost time."""
+        if isinstance(fields, dict) and fields.get("accuracy") is not None and "system" not in fields:
+            given = cast("dict[str, Any]", fields)
+            if str(given.get("data", "")).startswith("arithmetic"):
+                return given | {"system": CALCULATOR}
+        return cast("Any", fields)
 
     _source: str | None = PrivateAttr(default=None)
     _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])

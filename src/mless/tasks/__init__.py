@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from mless.tasks.extracting import DEFAULT_RULES, RULES, TASK_RULES, Extracted, Rule, extract
 from mless.tasks.generating import arithmetic
-from mless.tasks.grading import Grade, Grader
+from mless.tasks.grading import NOTES, Grade, Grader, vote_of
 from mless.tasks.reading import filler_sentences, load_items
 
 __all__ = [
     "DEFAULT_RULES",
+    "NOTES",
     "RULES",
     "TASK_RULES",
     "Extracted",
@@ -19,4 +20,5 @@ __all__ = [
     "extract",
     "filler_sentences",
     "load_items",
+    "vote_of",
 ]

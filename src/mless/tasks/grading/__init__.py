@@ -12,5 +12,6 @@ equals the fraction or root that it rounds or cuts, two decimals are compared ex
 from __future__ import annotations
 
 from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grade, Grader
+from mless.tasks.grading.reading import vote_of
 
-__all__ = ["MAX_SYMBOLIC", "NOTES", "Grade", "Grader"]
+__all__ = ["MAX_SYMBOLIC", "NOTES", "Grade", "Grader", "vote_of"]

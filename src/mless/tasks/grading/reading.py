@@ -478,6 +478,14 @@ def _based(text: str) -> tuple[str, str] | None:
     return digits, base
 
 
+def vote_of(answer: str) -> str:
+    """What an answer counts as in a vote: 1/2, 0.5 and \\frac{1}{2} are one; what is no number counts as its normalised text."""
+    one = read(answer)
+    if one.number is not None:
+        return f"{one.number}{'%' if one.percent else ''}"
+    return one.text or answer.strip()
+
+
 def approximates(answer: Reading, value: Fraction) -> bool:
     """Whether a decimal of enough digits is `value` rounded or cut at its last place."""
     if answer.digits < APPROXIMATE_DIGITS or answer.number is None:
