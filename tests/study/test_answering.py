@@ -1101,3 +1101,54 @@ def test_a_scripted_study_with_a_tokenizer_counts_its_tokens(
     count = len(byte_level(CHATML)(RIGHT["q1"], add_special_tokens=False).input_ids)
     assert answers.filter(pl.col("item") == "q1")["n_tokens"].unique().to_list() == [count]
     assert (tmp_path / "r" / "prompts.parquet").exists()
+
+
+# ---- found in review ---------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_side_of_the_split_is_told_before_anything_is_drawn(script: Any, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    with pytest.raises(BadStudy, match=r"none into .*--set accuracy\.dev_share=0"):
+        run_script(script(RIGHT), sums, out, **{"accuracy.dev_share": 0.5, "limit": 1})
+    assert not out.exists()
+
+
+def test_answers_of_another_machine_or_version_do_not_go_on(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(whole, out)
+    about = manifest(out)
+    for name in ("device_name in use", "torch in use", "transformers in use"):
+        changed = about | {"complete": False, "identity": about["identity"] | {name: "another"}}
+        (out / "study.json").write_text(json.dumps(changed))
+        next((out / "units" / "replies").glob("none-0*")).unlink(missing_ok=True)
+        with pytest.raises(BadFolder, match=name):
+            run_tiny(tiny, out)
+
+
+def test_the_control_draws_the_samples_of_an_item_one_after_another(
+    script: Any, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    real = ScriptedEngine.generate
+
+    def watched(self: ScriptedEngine, requests: Any, decoding: Any, *, live: int | None = None) -> Any:
+        seen.append([request.item for request in requests if request.condition == "none-again"])
+        return real(self, requests, decoding, live=live)
+
+    monkeypatch.setattr(ScriptedEngine, "generate", watched)
+    run_script(script(RIGHT), sums, tmp_path / "r", **{"accuracy.samples": 3, "accuracy.temperature": 0.7})
+    order = next(items for items in seen if items)
+    assert [len(list(group)) for _, group in itertools.groupby(order)] == [3] * (len(order) // 3)
+    assert list(dict.fromkeys(order)) != sorted(set(order))
+
+
+def test_a_sum_is_asked_for_its_result_and_all_else_as_published() -> None:
+    assert "calculator" in load_study("accuracy").system
+    assert load_study("accuracy", {"data": "bundled"}).system == load_study("quick").system
+    assert load_study("quick", {"data": "arithmetic"}).system == load_study("quick").system
+    assert load_study("accuracy", {"system": "Hm."}).system == "Hm."
+
+
+def test_positions_after_the_end_cannot_be_shifted() -> None:
+    with pytest.raises(BadStudy, match="shifts what comes after the prompt's end"):
+        load_study("accuracy", {"conditions": "position-only", "placement": "end"}).conditions_in_order()

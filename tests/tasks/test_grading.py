@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mless.errors import BadData, BadStudy, MlessError
+from mless.tasks import vote_of
 from mless.tasks.extracting import NO_ANSWER, Extracted, extract
 from mless.tasks.grading import MAX_SYMBOLIC, NOTES, Grade, Grader
 from mless.tasks.grading.worker import Worker
@@ -314,3 +315,20 @@ def test_thousands_separators_and_decimals_change_nothing(whole: int) -> None:
         for form in (f"{whole:,}", f"{whole}.0", f"${whole}$", f"{whole:,}".replace(",", "{,}"), f"x = {whole}"):
             assert grader.grade(form, str(whole)).correct
         assert not grader.grade(str(whole + 1), str(whole)).correct
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1/2", "0.5", True),
+        (r"\frac{1}{2}", r"\dfrac12", True),
+        ("18", "18.0", True),
+        ("$18$", "18", True),
+        ("50%", "50", False),
+        ("x+1", "x + 1", True),
+        ("12", "21", False),
+        (r"\text{east}", "west", False),
+    ],
+)
+def test_answers_vote_by_what_they_are_worth(one: str, other: str, same: bool) -> None:
+    assert (vote_of(one) == vote_of(other)) is same
