@@ -179,6 +179,7 @@ def run(
     dtype: Dtype = None,
     device: Device = None,
     seed: Seed = None,
+    system: Annotated[str | None, typer.Option(help="The system text, in place of the study's.")] = None,
     answer_field: AnswerField = None,
     engine: Annotated[str | None, typer.Option(help="Answers: hf, vllm, openai, or scripted.")] = None,
     base_url: Annotated[
@@ -204,7 +205,9 @@ def run(
     answers = _changes(
         engine=engine, base_url=base_url, max_new_tokens=max_new_tokens, samples=samples, temperature=temperature, top_p=top_p, k=k,
     )  # fmt: skip
-    changes |= {f"accuracy.{key}": value for key, value in answers.items()} | _changes(answer_field=answer_field)
+    changes |= {f"accuracy.{key}": value for key, value in answers.items()} | _changes(
+        answer_field=answer_field, system=system
+    )
     bar = _Bar(as_json)
     try:
         outcome = run_study(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
@@ -251,6 +254,7 @@ def _print_accuracy(folder: Path) -> None:
         "can show ±",
         "cut off, %",
         "no answer, %",
+        "tokens",
         "verdict",
     )
     table = Table(*columns, box=None, pad_edge=False)
@@ -260,7 +264,7 @@ def _print_accuracy(folder: Path) -> None:
             _plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
             number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
-            number(row["no_answer"]), row["verdict"] or "",
+            number(row["no_answer"]), number(row["tokens"], ".0f", 1), row["verdict"] or "",
         )  # fmt: skip
     # A table broken in the middle of its cells cannot be read: where there is no terminal it gets the width it needs.
     console = Console(highlight=False)

@@ -171,3 +171,13 @@ def test_about_says_that_no_model_was_asked():
     assert about["engine"] == "scripted"
     assert "no model" in about["promise"]
     assert json.loads(json.dumps(about)) == about
+
+
+def test_the_control_says_what_none_says_unless_it_is_scripted_itself() -> None:
+    def said(answers: dict[str, Any]) -> str:
+        engine = ScriptedEngine(answers)
+        return next(engine.generate([Request("none-again", "q")], Decoding())).text
+
+    assert said({"none": {"q": "a"}, "*": {"q": "b"}}) == "a"
+    assert said({"none": {"q": "a"}, "none-again": {"q": "c"}}) == "c"
+    assert said({"*": {"q": "b"}}) == "b"

@@ -614,6 +614,21 @@ def test_a_significant_change_as_large_as_the_controls(tmp_path: Path):
     assert lines[2].endswith("undecided: the same prompts differ by as much among themselves (A/A)")
 
 
+def test_answers_of_another_form_are_pointed_out(tmp_path: Path) -> None:
+    none, after = pair(gained=8, lost=3, n=50)
+    rows = rows_of("none", none) + rows_of("mless", after)
+    for row in rows:
+        row |= {
+            "n_tokens": 40 if row["condition"] == "none" else 9,
+            "text": "so" if row["condition"] == "none" else " ",
+        }
+    lines = accuracy_lines(write_folder(tmp_path, made(*rows)))
+    assert any(line.startswith("The answers differ in form: none 40, mless 9 tokens on average.") for line in lines)
+    assert any(
+        line.startswith("Empty answers: none 0.0 %, mless 100.0 %.") and "--prompt chat" in line for line in lines
+    )
+
+
 def test_truncation_missing_answers_and_rules_that_disagree(tmp_path: Path):
     none, after = pair(gained=8, lost=3, n=50)
     rows = rows_of("none", none) + rows_of("mless", after)
@@ -621,7 +636,7 @@ def test_truncation_missing_answers_and_rules_that_disagree(tmp_path: Path):
         row |= {"finish": "length", "extracted": None, "correct": False}
     rows[0]["disagree"] = True
     lines = accuracy_lines(write_folder(tmp_path, made(*rows), max_new_tokens=64))
-    assert "Cut off at 64 tokens: none 0.0 %, mless 8.0 %; --set accuracy.max_new_tokens=… gives more room" in lines
+    assert "Cut off at 64 tokens: none 0.0 %, mless 8.0 %; --max-new-tokens gives more room" in lines
     assert "No answer found, which counts as wrong: none 0.0 %, mless 8.0 %" in lines
     assert any(
         line.startswith("The string and the symbolic rule judged 1 of 100 answers differently; ") for line in lines

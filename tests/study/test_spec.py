@@ -365,3 +365,25 @@ def test_a_spec_cannot_be_changed_afterwards() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_study("quick").length = 3
     assert isinstance(load_study("quick"), StudySpec)
+
+
+def test_a_condition_with_another_text_alone_inserts_nothing() -> None:
+    changes = {
+        "condition.polite.system": "Please.",
+        "condition.twice.question": "{question} {question}",
+        "conditions": "polite,twice",
+    }
+    found = {one.name: one for one in load_study("accuracy", changes).conditions_in_order()}
+    assert (found["polite"].kind, found["polite"].system) == ("none", "Please.")
+    assert found["twice"].kind == "none"
+
+
+@pytest.mark.parametrize("k", ["1,2,x", "", "1.5"])
+def test_k_must_be_whole_numbers(k: str) -> None:
+    with pytest.raises(BadStudy, match="expected whole numbers, as 1,4,8"):
+        load_study("accuracy", {"accuracy.k": k, "accuracy.samples": 4, "accuracy.temperature": 0.5})
+
+
+def test_one_k_is_enough() -> None:
+    changes = {"accuracy.k": 4, "accuracy.samples": 4, "accuracy.temperature": 0.5}
+    assert load_study("accuracy", changes).accuracy.k == [4]

@@ -62,7 +62,10 @@ class _Row:
 
 
 class HfEngine:
-    """`length` is the number of cache slots of a row: the longest prompt and its answer. It is part of what a forward computes, as `slots` is."""
+    """`length` is the number of cache slots of a row: the longest prompt and its answer. It is part of what a forward computes, as `slots` is.
+
+    Where `slots` are not given they are chosen by the device, no more than `most` requests could fill.
+    """
 
     def __init__(
         self,
@@ -70,12 +73,13 @@ class HfEngine:
         *,
         length: int,
         slots: int | None = None,
+        most: int | None = None,
         mode: Mode = "row-stable",
     ) -> None:
         self._model = model
         self._mode: Mode = mode
         self.length = math.ceil(length / _BUCKET) * _BUCKET
-        self.slots = slots or max(default_slots(model, self.length), BLOCK if mode == "batch-invariant" else 1)
+        self.slots = slots or max(default_slots(model, self.length, most), BLOCK if mode == "batch-invariant" else 1)
         if mode == "batch-invariant" and self.slots % BLOCK:
             raise BadStudy(
                 f"batch-invariant decoding works on blocks of {BLOCK} rows, so slots must be a multiple of {BLOCK}, got {self.slots}"
@@ -501,15 +505,16 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def default_slots(model: LoadedModel, length: int) -> int:
-    """128, or fewer where a CPU's cache would grow too large; a power of two."""
+def default_slots(model: LoadedModel, length: int, most: int | None = None) -> int:
+    """128, or fewer where there is less to do or a CPU's cache would grow too large; a power of two."""
+    wanted = 128 if most is None else min(128, max(8, 1 << (most - 1).bit_length()))
     if model.device.type != "cpu":
-        return 128
+        return wanted
     config = model.model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     row = 2 * model.layers * heads * width * length * model.model.dtype.itemsize
-    return max(8, min(128, 1 << int(math.log2(max(1, _CPU_CACHE_BYTES // row)))))
+    return max(8, min(wanted, 1 << int(math.log2(max(1, _CPU_CACHE_BYTES // row)))))
 
 
 def _one_scale(model: LoadedModel) -> int:

@@ -87,7 +87,9 @@ class ScriptedEngine:
                 )
             return text
         condition, item = request.condition, request.item
-        for key in ((condition, item), (condition, "*"), ("*", item), ("*", "*")):
+        # The A/A control is none once more, so unless it is scripted itself it says what none says.
+        spoken = [condition, "none", "*"] if condition == "none-again" else [condition, "*"]
+        for key in ((name, which) for name in spoken for which in (item, "*")):
             if (texts := self._script.get(key)) is not None:
                 # random() of a seeded Random is the same in every Python; its other draws are not.
                 at = 0 if decoding.greedy else int(random.Random(request.seed).random() * len(texts))

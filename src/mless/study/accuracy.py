@@ -328,7 +328,8 @@ def accuracy_lines(path: Path) -> list[str]:
         lines += _choice(rows, conditions, settings["margin"])
     lines += _power(heads, compared)
     lines += _losses(heads, settings)
-    judged = ResultFolder(path).read_table("answers", columns=["disagree", "why"])
+    judged = ResultFolder(path).read_table("answers", columns=["condition", "text", "disagree", "why"])
+    lines += _form(heads, judged)
     disagree = judged.column("disagree")
     differing = disagree.to_pylist().count(True)
     lines.append(
@@ -369,7 +370,8 @@ def _describe(condition: Condition) -> str:
     if condition.system is not None:
         parts.append("another system text")
     if condition.question is not None:
-        parts.append("the question in other words")
+        times = condition.question.count("{question}")
+        parts.append(f"the question asked {times} times" if times > 1 else "the question put otherwise")
     if condition.samples is not None:
         at = "" if condition.temperature is None else f" at temperature {condition.temperature:g}"
         parts.append(f"the vote of {condition.samples} samples{at}")
@@ -416,7 +418,7 @@ def _further_metrics(rows: Sequence[Mapping[str, Any]], compared: Sequence[str])
         shown = [f"none {_share(of['none']['value'])}"]
         for name in compared:
             if (row := of.get(name)) is not None and row["delta"] is not None:
-                tested = f", {_p(row['p_adjusted'])}" if row["p_adjusted"] is not None else ""
+                tested = f", after Holm {_p(row['p_adjusted'])}" if row["p_adjusted"] is not None else ""
                 shown.append(f"{name} {_share(row['value'])} (Δ {_points(row['delta'])}{tested}, {row['verdict']})")
         again = (
             of["none"]["aa_delta"]
@@ -479,13 +481,35 @@ def _losses(heads: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
         (
             "truncated",
             f"Cut off at {settings['max_new_tokens']:,} tokens",
-            "; --set accuracy.max_new_tokens=… gives more room",
+            "; --max-new-tokens gives more room",
         ),
         ("no_answer", "No answer found, which counts as wrong", ""),
     ):
         if any(row[column] > 0.05 for row in heads.values()):
             shares = ", ".join(f"{name} {_share(row[column])}" for name, row in heads.items())
             lines.append(f"{what}: {shares}{way_out}")
+    return lines
+
+
+def _form(heads: Mapping[str, Mapping[str, Any]], answers: pa.Table) -> list[str]:
+    """Whether the answers differ in form, which moves accuracy without any better or worse reasoning."""
+    lines: list[str] = []
+    lengths = {name: row["tokens"] for name, row in heads.items() if row["tokens"] is not None}
+    if lengths and max(lengths.values()) > 1.5 * max(1.0, min(lengths.values())):
+        shown = ", ".join(f"{name} {tokens:.0f}" for name, tokens in lengths.items())
+        lines.append(
+            f"The answers differ in form: {shown} tokens on average. A condition that makes a model answer more briefly, or not stray, moves "
+            "accuracy without better reasoning; read some side by side in the report"
+        )
+    texts: dict[str, list[str]] = {name: [] for name in heads}
+    for condition, text in zip(
+        answers.column("condition").to_pylist(), answers.column("text").to_pylist(), strict=True
+    ):
+        texts[condition].append(text)
+    empty = {name: sum(not text.strip() for text in those) / max(1, len(those)) for name, those in texts.items()}
+    if any(share > 0.2 for share in empty.values()):
+        shown = ", ".join(f"{name} {_share(share)}" for name, share in empty.items())
+        lines.append(f"Empty answers: {shown}. The model stops at once; it may want its chat template (--prompt chat)")
     return lines
 
 

@@ -105,7 +105,7 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     began = time.monotonic()
     opened.load(told)
     asked = _ask(spec, settings, opened, task, items, conditions)
-    told.say(f"prompts: {asked.kind}" + (f" ({spec.prompt})" if spec.prompt not in (asked.kind, "auto") else ""))
+    told.say(f"prompts: {asked.kind}; system text: {spec.system!r}")
     identity |= {
         "prompts as rendered": digest([_rendered(request) for rows in asked.requests.values() for request in rows])
     }
@@ -342,7 +342,10 @@ class _Model:
             from mless.engines.hf import HfEngine
 
             length = asked.longest + settings.max_new_tokens
-            return HfEngine(self._loaded, length=length, slots=slots, mode=settings.mode)
+            again = {condition.name for condition in asked.conditions if condition.again}
+            # Of the whole study, not of what is left of it: their number is part of the numbers.
+            most = sum(len(rows) for name, rows in asked.requests.items() if name not in again)
+            return HfEngine(self._loaded, length=length, slots=slots, most=most, mode=settings.mode)
         if settings.engine == "vllm":
             from mless.engines.vllm import VllmEngine
             from mless.models.loading import locate_tokenizer, whole_folder

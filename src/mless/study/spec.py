@@ -47,7 +47,13 @@ def _split_names(value: Any) -> Any:
 
 
 def _split_numbers(value: Any) -> Any:
-    return [int(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    """``1,4,8``, as a command line has it, or a single number."""
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if not parts or not all(part.isdecimal() for part in parts):
+            raise ValueError("expected whole numbers, as 1,4,8")
+        return [int(part) for part in parts]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 #: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
@@ -66,7 +72,9 @@ class ConditionTable(BaseModel):
     """A condition of one's own: ``[condition.NAME]``."""
 
     model_config = _FORBID
-    kind: Literal["none", "repeat", "text", "shift"] = "repeat"
+    kind: Literal["none", "repeat", "text", "shift"] | None = (
+        None  # repeat; none where another system text or question is all there is
+    )
     filler: str | None = None
     length: int | None = None
     placement: Placement | None = None
@@ -261,13 +269,15 @@ class StudySpec(BaseModel):
             raise BadStudy(
                 f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
             )
+        plain = table.filler is None and (table.system or table.question or table.samples)
+        kind = table.kind or ("none" if plain else "repeat")
         own: dict[str, Any] = {
             key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
         }
-        if table.kind == "none":
+        if kind == "none":
             return Condition(name, "none", table.filler, table.length or 0, **own)
         length = table.length if table.length is not None else self.length
-        return Condition(name, table.kind, table.filler, length, table.placement or self.placement, **own)
+        return Condition(name, kind, table.filler, length, table.placement or self.placement, **own)
 
     def margins_of(self) -> Margins:
         return Margins(self.margins.drop, self.margins.rise, self.margins.same)

@@ -43,6 +43,15 @@ class _DataFile:
     sha256: str | None = None
 
 
+#: Where the published tasks can be had; they are not ours to give.
+PUBLISHED = {
+    "math500": "HuggingFaceH4/MATH-500",
+    "aime24": "the 30 problems of AIME 2024 (HuggingFaceH4/aime_2024)",
+    "aime25": "the 30 problems of AIME 2025 (math-ai/aime25)",
+    "gsm8k": "the test split of openai/gsm8k",
+}
+
+
 def load_items(
     source: str,
     *,
@@ -142,6 +151,11 @@ def _not_found(source: str, folder: Path | None) -> str:
         siblings = [name for name in siblings if PurePath(name).suffix.lower() in SUFFIXES]
     close = difflib.get_close_matches(source, names + siblings, n=1, cutoff=0.5)
     hint = f"did you mean {_shown(close[0])}? " if close else ""
+    if (origin := PUBLISHED.get(source)) is not None:
+        return (
+            f"no data set {_shown(source)} here: save {origin} as {source}.jsonl (fields question or problem, and answer) in a folder, and name "
+            f"that folder in MLESS_DATA; {there_are}"
+        )
     return f"no data file or data set {_shown(source)}; {hint}{there_are}"
 
 
