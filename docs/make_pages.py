@@ -17,6 +17,7 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
+from mless.study.spec import AccuracyTable, ConditionTable
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
@@ -75,8 +76,13 @@ def _options(command: Any) -> Iterable[tuple[str, str, str]]:
 
 
 def _study_fields() -> Iterable[tuple[str, str]]:
+    tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
-        if isinstance(value, dict) and value:
+        if name in tables:
+            under, table = tables[name]
+            for key, inner in table.model_dump(mode="json").items():
+                yield _code(f"{under}.{key}"), "" if inner is None else _code(json.dumps(inner))
+        elif isinstance(value, dict) and value:
             yield from ((_code(f"{name}.{key}"), _code(json.dumps(inner))) for key, inner in value.items())
         elif name != "name":
             yield _code(name), "" if value in (None, {}) else _code(json.dumps(value))
