@@ -246,7 +246,7 @@ def test_progress_is_told(whole: Path, heard: Heard) -> None:
     assert whole.exists()
     assert heard.steps == [(n, 18) for n in range(1, 19)]
     assert "loading tiny, with its language-model head" in heard.lines
-    assert "prompts: chat" in heard.lines
+    assert any(line.startswith("prompts: chat; system text: 'You are a calculator.") for line in heard.lines)
     assert [line for line in heard.lines if line.startswith("row-stable: same bits alone and together")]
 
 
