@@ -6,7 +6,6 @@ causality), and takes both away again on exit. The forward itself stays SDPA's.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +17,14 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
-from transformers.modeling_utils import AttentionInterface
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from mless import kernels
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
+from mless.models.seams import own_attention
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name
-
-_serial = itertools.count(1)
 
 #: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
 _HARMLESS = frozenset(
@@ -220,7 +217,6 @@ def capturing(
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
     recorder = Recorder(frozenset(layers), list(heads) if heads is not None else None, kernel)
-    name = f"mless-{next(_serial)}"
     numbers = {id(module): n for n, module in enumerate(_attention_modules(model), start=1)}
 
     def attention(
@@ -258,22 +254,8 @@ def capturing(
     def mask(**arguments: Any) -> LazyMask:
         return LazyMask(arguments)
 
-    configs: dict[int, Any] = {
-        id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "_attn_implementation")
-    }
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
-    try:
-        for config in configs.values():
-            config._attn_implementation = name
+    with own_attention(model, attention, mask):
         yield recorder
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
-        # The registries offer no way to take a global name out again.
-        AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
-        AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
 
 
 def _attention_modules(model: nn.Module) -> list[nn.Module]:

@@ -441,10 +441,11 @@ def plan(
         from mless.tasks import load_items
 
         items = len(load_items(data)[1])
+    found = planned(items, effect, changed, pilot, power, alpha, tests)
     if as_json:
-        typer.echo(json.dumps(planned(items, effect, changed, pilot, power, alpha, tests), ensure_ascii=False))
+        typer.echo(json.dumps(found, ensure_ascii=False))
         return
-    for line in plan_lines(items, effect, changed, pilot, power, alpha, tests):
+    for line in plan_lines(found):
         typer.echo(_plain(line))
 
 

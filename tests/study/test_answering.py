@@ -28,10 +28,10 @@ from mless.engines.hf import HfEngine
 from mless.engines.scripted import ScriptedEngine
 from mless.errors import BadData, BadFolder, BadPrompt, BadStudy, EngineFault
 from mless.store import ResultFolder
-from mless.study import Outcome, answering, load_study, run_study
+from mless.study import Outcome, answering, judging, load_study, run_study
 from mless.study.accuracy import ACCURACY, ANSWERS
-from mless.study.answering import REPLIES, judged, reference_of
 from mless.study.identity import default_folder
+from mless.study.judging import REPLIES, judged, reference_of
 from mless.study.spec import AccuracyTable
 from mless.values import Item
 from spelling import CHATML, byte_level, model_folder
@@ -680,7 +680,7 @@ def test_stopped_while_judging_anew(
     drawn("r")
     old = tables_of(tmp_path / "r")
     with monkeypatch.context() as scope:
-        scope.setattr(answering, "accuracy_table", unwanted)  # between the two tables
+        scope.setattr(judging, "accuracy_table", unwanted)  # between the two tables
         with pytest.raises(AssertionError):
             drawn("r", accuracy__rules="number")
     assert tables_of(tmp_path / "r") != old

@@ -20,7 +20,7 @@ from mless.study.planning import plan, plan_lines
 
 
 def test_the_sentence_of_the_issue():
-    lines = plan_lines(500, None, None, None)
+    lines = plan_lines(plan(500, None, None, None))
     assert lines[0] == "500 items can show ±4.1 points; ±2 needs about 2,043; assuming 10 % of items change"
     assert lines[1] == "Exact McNemar test of paired items, one answer each, 80 % power, α = 0.05"
     assert "--pilot FOLDER" in lines[2]
@@ -32,10 +32,13 @@ def test_an_effect_and_a_share_of_ones_own():
     assert found["items_needed"] == stats.items_for_effect(0.03, 0.2)
     assert found["power_here"] == stats.mcnemar_power(500, 0.03, 0.2)
     assert (found["changed_from"], found["pilot"]) == ("given", None)
-    lines = plan_lines(500, 0.03, 0.2, None)
+    lines = plan_lines(plan(500, 0.03, 0.2, None))
     assert lines[0].endswith("; if 20 % of items change")
     assert lines[2].startswith("500 items would find ±3 points in ")
-    assert plan_lines(None, 0.02, None, None)[0] == "±2 points needs about 2,043 items; assuming 10 % of items change"
+    assert (
+        plan_lines(plan(None, 0.02, None, None))[0]
+        == "±2 points needs about 2,043 items; assuming 10 % of items change"
+    )
 
 
 def test_several_comparisons_share_alpha():
@@ -44,23 +47,23 @@ def test_several_comparisons_share_alpha():
     assert found["items_needed"] == stats.items_for_effect(0.02, 0.1, alpha=0.0125)
     assert (
         "each of 4 comparisons at 0.013 (Bonferroni; Holm asks no more)"
-        in plan_lines(500, None, None, None, tests=4)[1]
+        in plan_lines(plan(500, None, None, None, tests=4))[1]
     )
 
 
 def test_power_and_alpha_of_ones_own():
     found = plan(500, None, 0.1, None, power=0.9, alpha=0.01)
     assert found["detectable"] == stats.smallest_detectable_effect(500, 0.1, 0.9, 0.01)
-    assert "90 % power, α = 0.01" in plan_lines(500, None, 0.1, None, power=0.9, alpha=0.01)[1]
+    assert "90 % power, α = 0.01" in plan_lines(plan(500, None, 0.1, None, power=0.9, alpha=0.01))[1]
 
 
 def test_too_few_items_and_too_few_changes():
-    assert plan_lines(30, None, 0.1, None)[0].startswith("30 items can show nothing: too few would change")
+    assert plan_lines(plan(30, None, 0.1, None))[0].startswith("30 items can show nothing: too few would change")
     assert plan(30, None, 0.1, None)["detectable"] is None
-    assert plan_lines(1, None, None, None)[0].startswith("1 item can show nothing")
+    assert plan_lines(plan(1, None, None, None))[0].startswith("1 item can show nothing")
     few = plan(5000, None, 0.01, None)
     assert (few["effect"], few["items_needed"]) == (None, None)
-    assert plan_lines(5000, None, 0.01, None)[1] == "±2 points cannot come about where only 1 % of items change."
+    assert plan_lines(plan(5000, None, 0.01, None))[1] == "±2 points cannot come about where only 1 % of items change."
 
 
 def test_a_plan_can_be_written_as_json(tmp_path: Path):
@@ -86,7 +89,7 @@ def test_the_share_of_a_pilot_is_its_largest(tmp_path: Path):
     assert found["pilot"]["shares"] == {"mless": 0.12, "mful": 0.05}
     assert (found["pilot"]["largest"], found["pilot"]["again"], found["pilot"]["by_itself"]) == ("mless", 0.02, False)
     assert found["detectable"] == stats.smallest_detectable_effect(500, 0.12)
-    lines = plan_lines(500, None, None, tmp_path)
+    lines = plan_lines(plan(500, None, None, tmp_path))
     assert lines[0].endswith("; if 12 % of items change, as in the pilot")
     assert lines[-1] == "Pilot: m, 200 items of t; changed: mless 12 %, mful 5 %; A/A: 2 %"
 
@@ -94,7 +97,7 @@ def test_the_share_of_a_pilot_is_its_largest(tmp_path: Path):
 def test_a_control_that_changes_more_is_planned_with_and_told(tmp_path: Path):
     found = plan(500, None, None, pilot(tmp_path, again=40))
     assert (found["changed"], found["pilot"]["by_itself"]) == (0.2, True)
-    lines = plan_lines(500, None, None, tmp_path)
+    lines = plan_lines(plan(500, None, None, tmp_path))
     assert "A/A: 20 %" in lines[-2]
     assert "(A/A) change as many items as any condition or more, so that share was planned with" in lines[-1]
 
@@ -105,7 +108,7 @@ def test_samples_of_a_pilot_count_as_single_answers(tmp_path: Path):
     path = write_folder(tmp_path, answers_of({"none": none, "mless": after, "vote": voted}), samples=4)
     found = plan(500, None, None, path)
     assert found["pilot"]["shares"] == {"mless": pytest.approx((none != after).mean())}
-    lines = plan_lines(500, None, None, path)
+    lines = plan_lines(plan(500, None, None, path))
     assert any("A/A: not run" in line for line in lines)
     assert lines[-1].startswith("A share seen in 50 items is rough; plan with a larger one too: --changed ")
 
@@ -127,7 +130,7 @@ def test_a_pilot_that_is_none(tmp_path: Path):
         plan(500, None, None, tmp_path)
     ResultFolder(tmp_path).write_manifest({"study": {"name": "quick", "accuracy": None}})
     with pytest.raises(BadFolder, match="holds no answers"):
-        plan_lines(500, None, None, tmp_path)
+        plan_lines(plan(500, None, None, tmp_path))
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ shapes. transformers' static cache advances all rows together; here each row has
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,13 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, Cache
+from transformers import Cache
 from transformers.cache_utils import StaticLayer
-from transformers.masking_utils import AttentionMaskInterface
 
 from mless.errors import UnsupportedArchitecture
+from mless.models.seams import configs_of, own_attention
 
-_serial = itertools.count(1)
 #: Keywords of attention calls that say nothing about the result.
 _SILENT = (
     *("position_ids", "is_causal", "sliding_window", "cache", "use_cache", "layer_idx"),
@@ -134,22 +132,9 @@ class SlotCache(Cache):
 @contextmanager
 def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
     """Inside the block the model's attention and masks go by `layout`; both registries and the model are as before once it is left."""
-    name = f"mless-slots-{next(_serial)}"
     kept: torch.dtype = next(model.parameters()).dtype
-    configs = _configs(model)
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    AttentionInterface.register(name, _attention)
-    AttentionMaskInterface.register(name, partial(_mask, layout, kept))
-    try:
-        for config in configs.values():
-            config._attn_implementation = name
+    with own_attention(model, _attention, partial(_mask, layout, kept)):
         yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
-        # The registries offer no way to take a global name out again.
-        AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
-        AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
 
 
 def _attention(
@@ -181,7 +166,7 @@ def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function
 @contextmanager
 def row_by_row_experts(model: nn.Module) -> Generator[None]:
     """Inside the block each row multiplies with its own experts. Else the rows that chose one expert share a product, and its shape is theirs."""
-    configs = _configs(model) if has_experts(model) else {}
+    configs = configs_of(model) if has_experts(model) else {}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
         for config in configs.values():
@@ -195,11 +180,6 @@ def row_by_row_experts(model: nn.Module) -> Generator[None]:
 def has_experts(model: nn.Module) -> bool:
     # What transformers' decorator of expert layers leaves on each of them.
     return any(hasattr(module, "is_transposed") and hasattr(module, "has_gate") for module in model.modules())
-
-
-def _configs(model: nn.Module) -> dict[int, Any]:
-    found = [getattr(module, "config", None) for module in model.modules()]
-    return {id(config): config for config in found if hasattr(config, "_attn_implementation")}
 
 
 def attend(

@@ -19,7 +19,6 @@ from mless.errors import BadData, BadFolder, BadStudy
 from mless.prompting import build_messages, build_prompts, resolve_kind, shared_beginning
 from mless.store import ResultFolder
 from mless.study import tables
-from mless.study.accuracy import ANSWERS, accuracy_table
 from mless.study.identity import (
     ANALYSIS,
     FETCHING,
@@ -31,29 +30,16 @@ from mless.study.identity import (
     slug,
     versions,
 )
+from mless.study.judging import REPLIES, write_judged
+from mless.study.running import Outcome, Progress, check_prompt
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.values import Condition, Item, Prompt
 
 if TYPE_CHECKING:
     from mless.engines.base import Engine
     from mless.models.loading import Description
-    from mless.study.running import Outcome, Progress
 
 TABLES = ("answers", "accuracy")
-#: What is drawn is stored; how it is judged and compared can be computed anew at any time, so units do not hold it.
-REPLIES = pa.schema(
-    [
-        ("model", pa.string()),
-        ("task", pa.string()),
-        ("condition", pa.string()),
-        ("item", pa.string()),
-        ("sample", pa.int32()),
-        ("seed", pa.int64()),
-        ("text", pa.string()),
-        ("n_tokens", pa.int32()),
-        ("finish", pa.string()),
-    ]
-)
 UNIT_FORMAT = 1
 #: A beginning shorter than this is not worth a forward of its own.
 _WORTH_SHARING = 16
@@ -99,7 +85,7 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
                 about = stored | {"study": spec.model_dump(), "analysis": analysis}
                 about |= {"command": rerun_command(spec, folder.path, trust_remote_code)}
                 _judge_again(folder, about, items, conditions, settings, told)
-            return _outcome(folder, 0, stored["units"], fresh=not same)
+            return Outcome(folder.path, 0, stored["units"], fresh=not same)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
     began = time.monotonic()
@@ -112,12 +98,6 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     identity |= {"unit format": str(UNIT_FORMAT)}
     run = _Run(spec, settings, folder, opened, asked, identity, analysis, told, trust_remote_code)
     return run.finish(began)
-
-
-def _outcome(folder: ResultFolder, computed: int, units: int, *, fresh: bool = True) -> Outcome:
-    from mless.study.running import Outcome
-
-    return Outcome(folder.path, computed, units, fresh)
 
 
 def _check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -> None:
@@ -317,8 +297,6 @@ class _Model:
 
     def check(self, prompts: Sequence[Prompt], settings: AccuracyTable) -> None:
         """None too long for the model with its answer, none without the BOS that the model needs."""
-        from mless.study.running import check_prompt
-
         for prompt in prompts:
             if self._loaded is not None:
                 check_prompt(self._loaded, prompt)
@@ -447,7 +425,7 @@ class _Run:
             self._judge(
                 about, {"load_s": round(loaded - began, 2), "draw_s": round(drawn - loaded, 2)}, computed, drawn
             )
-        return _outcome(self.folder, computed, len(self.asked.items) * len(self.asked.conditions))
+        return Outcome(self.folder.path, computed, len(self.asked.items) * len(self.asked.conditions))
 
     def _halved(self, fault: OutOfMemory) -> int:
         before = fault.slots
@@ -561,7 +539,7 @@ class _Run:
         if asked.prompts is not None:
             names = {"model": self.opened.label, "task": asked.task}
             folder.write_table("prompts", tables.prompts_table(asked.prompts, self.opened.tokenizer, names))
-        _write_judged(
+        write_judged(
             folder, replies, asked.task, asked.items, asked.conditions, self.settings, self.spec.seed, self.told
         )
         timings |= {"judge_s": round(time.monotonic() - drawn, 2), "units_computed": computed}
@@ -612,62 +590,6 @@ def _judge_again(
         replies = folder.read_table("answers", columns=REPLIES.names)
         folder.write_manifest(about | {"complete": False})
         seed: int = about["seeds"]["study"]
-        _write_judged(folder, replies, about["task"], items, conditions, settings, seed, told)
+        write_judged(folder, replies, about["task"], items, conditions, settings, seed, told)
         timings = about["timings"] | {"judge_s": round(time.monotonic() - began, 2), "units_computed": 0}
         folder.write_manifest(about | {"complete": True, "timings": timings})
-
-
-def _write_judged(
-    folder: ResultFolder,
-    replies: pa.Table,
-    task: str,
-    items: Sequence[Item],
-    conditions: Sequence[Condition],
-    settings: AccuracyTable,
-    seed: int,
-    told: Progress,
-) -> None:
-    answers = judged(replies, items, task, settings, told)
-    folder.write_table("answers", answers)
-    by_name = {condition.name: condition for condition in conditions}
-    folder.write_table("accuracy", accuracy_table(answers, by_name, settings, seed=seed))
-
-
-def judged(
-    replies: pa.Table, items: Sequence[Item], task: str, settings: AccuracyTable, told: Progress | None = None
-) -> pa.Table:
-    """Every reply with the answer found in it, whether it is right, and why it was judged so."""
-    rules: Sequence[tasks.Rule] = settings.rules or _rules_of(task)  # pyright: ignore[reportAssignmentType]
-    by_id = {item.id: item for item in items}
-    references = {item.id: reference_of(item) for item in items}
-    rows = replies.to_pylist()
-    found = [tasks.extract(row["text"], rules) for row in rows]
-
-    def step(done: int, total: int) -> None:
-        if told is not None:
-            told.step("judging", done, total)
-
-    with tasks.Grader() as grader:
-        pairs = [(one, references[row["item"]]) for one, row in zip(found, rows, strict=True)]
-        grades = grader.grade_many(pairs, step)
-    for row, one, grade in zip(rows, found, grades, strict=True):
-        row |= {
-            "extracted": one.text,
-            "correct": grade.correct,
-            "why": grade.why,
-            "how": one.how,
-            "disagree": grade.disagree,
-        }
-        row |= {"reference": references[row["item"]], "cluster": by_id[row["item"]].cluster}
-    return pa.Table.from_pylist(rows, schema=ANSWERS)
-
-
-def _rules_of(task: str) -> tuple[tasks.Rule, ...]:
-    """By the task's name; arithmetic-2 and gsm8k_test are arithmetic and gsm8k."""
-    return next((rules for name, rules in tasks.TASK_RULES.items() if task.startswith(name)), tasks.DEFAULT_RULES)
-
-
-def reference_of(item: Item) -> str:
-    """The answer itself, where the data give a worked solution that ends in it (GSM8K's ``#### 18``)."""
-    answer = (item.answer or "").strip()
-    return tasks.extract(answer, ("hashes", "boxed")).text or answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,9 @@ def plan(
     }
 
 
-def plan_lines(
-    items: int | None,
-    effect: float | None,
-    changed: float | None,
-    pilot: Path | None,
-    power: float = 0.8,
-    alpha: float = 0.05,
-    tests: int = 1,
-) -> list[str]:
-    """The plan in words, its main sentence first."""
-    found = plan(items, effect, changed, pilot, power, alpha, tests)
+def plan_lines(found: Mapping[str, Any]) -> list[str]:
+    """What `plan` found, in words, its main sentence first."""
+    items, power, alpha, tests = (found[key] for key in ("items", "power", "alpha", "tests"))
     share, wanted = _percent(found["changed"]), found["effect"]
     parts: list[str] = []
     if items is not None:
@@ -179,7 +172,7 @@ def _from_pilot(path: Path) -> dict[str, Any]:
     }
 
 
-def _pilot_lines(found: dict[str, Any]) -> list[str]:
+def _pilot_lines(found: Mapping[str, Any]) -> list[str]:
     pilot = found["pilot"]
     shown = ", ".join(f"{name} {_percent(share)}" for name, share in pilot["shares"].items())
     control = "not run" if pilot["again"] is None else _percent(pilot["again"])
