@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mless import capture
+from mless.capture import attention as capture
 from mless.errors import BadAttention, ProofFailed
 from mless.kernels import streaming
 from mless.proofs import prove

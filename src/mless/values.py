@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from mless.errors import BadPrompt, BadStudy
 
@@ -33,9 +33,95 @@ class Item:
     cluster: str | None = None
 
 
+Scope = Literal["token", "sequence", "tensor"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Rule = Literal["replace", "add"]
+RULES_OF_ARM: tuple[Rule, ...] = get_args(Rule)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSettings:
+    """What ARM does to the activations of `layers` (numbered from 1); docs/arm.md says each in full.
+
+    The share of values that is redistributed is `fraction`, or the share below 1.4826 · MAD(|a|) · `c`, kept within `p_min` and `p_max`;
+    exactly one of the two is given. `p1` is the percentile that bounds the new positive values. `scope` says whose values are pooled: each
+    token's own, the row's real tokens in the call, or all of the call's. `rule` says whether the new value replaces the old or is added.
+    """
+
+    c: float | None = None
+    fraction: float | None = None
+    p_min: float = 0.02
+    p_max: float = 0.25
+    p1: float = 99.5
+    layers: tuple[int, ...] = (1,)
+    scope: Scope = "token"
+    rule: Rule = "replace"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.c is None) == (self.fraction is None):
+            got = "neither" if self.c is None else f"c = {self.c} and fraction = {self.fraction}"
+            raise BadStudy(
+                f"ARM takes c (the share follows from the data) or fraction (the share itself), got {got}; give one of them"
+            )
+        if self.c is not None and not 0 <= self.c < float("inf"):
+            raise BadStudy(f"ARM's c must be 0 or more, got {self.c}; published values lie between 0.1 and 0.32")
+        if self.fraction is not None and not 0 < self.fraction < 1:
+            raise BadStudy(
+                f"ARM's fraction must lie between 0 and 1, both excluded, got {self.fraction}; published: 0.25"
+            )
+        if not 0 < self.p_min <= self.p_max < 1:
+            raise BadStudy(
+                f"ARM needs 0 < p_min ≤ p_max < 1, got p_min = {self.p_min} and p_max = {self.p_max}; published: 0.02 and 0.25"
+            )
+        if not 0 < self.p1 <= 100:
+            raise BadStudy(
+                f"ARM's p1 is a percentile above 0 and at most 100, got {self.p1}; published values lie between 85 and 99.5"
+            )
+        if not self.layers:
+            raise BadStudy("ARM needs at least one layer; published: layers = [1]")
+        for layer in self.layers:
+            if layer < 1:
+                raise BadStudy(f"ARM: no layer {layer}: layers are numbered from 1")
+        if len(set(self.layers)) < len(self.layers):
+            raise BadStudy(f"ARM is named twice for one layer: {list(self.layers)}; name each layer once")
+        for what, got, known in (("scope", self.scope, SCOPES), ("rule", self.rule, RULES_OF_ARM)):
+            if got not in known:
+                raise BadStudy(f"ARM: no {what} {got!r}; there are: {', '.join(known)}")
+        if self.seed < 0:
+            raise BadStudy(f"ARM's seed must be 0 or more, got {self.seed}")
+
+
+#: Table 9 of the paper, for MATH-500: what was published per model, by its name in small letters.
+ARM_PRESETS: dict[str, ArmSettings] = {
+    "qwen2.5-math-1.5b": ArmSettings(c=0.13, p1=99.5),
+    "qwen2.5-math-7b": ArmSettings(c=0.1, p1=95.0),
+    "qwen2.5-7b-instruct": ArmSettings(c=0.1, p1=99.5),
+    "llama-3.1-8b-instruct": ArmSettings(c=0.32, p1=90.0),
+    "gemma-3-4b-it": ArmSettings(fraction=0.25, p1=85.0),
+    "gemma-3-27b-it": ArmSettings(fraction=0.25, p1=85.0),
+}
+
+
+def arm_settings(preset: str | None = None, **given: Any) -> ArmSettings:
+    """A preset's parameters with what is `given` in their place; the published c = 0.13 where nothing says how much to change."""
+    layers = given.get("layers")
+    if layers is not None:
+        given["layers"] = (layers,) if isinstance(layers, int) else tuple(layers)
+    if preset is None:
+        if given.get("c") is None and given.get("fraction") is None:
+            given["c"] = 0.13
+        return ArmSettings(**given)
+    published = ARM_PRESETS.get(preset.rsplit("/", 1)[-1].lower())
+    if published is None:
+        raise BadStudy(f"no preset {preset!r} for ARM; there are, as published in table 9: {', '.join(ARM_PRESETS)}")
+    kept = {"c": None, "fraction": None} if {"c", "fraction"} & {k for k, v in given.items() if v is not None} else {}
+    return replace(published, **(kept | given))
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How an item's prompt is changed.
+    """How an item's prompt, or the model, is changed.
 
     ``kind`` is ``none`` (nothing inserted), ``repeat`` (one token, `length` times), ``text`` (natural text cut to `length` tokens) or
     ``shift`` (no token inserted, but positions counted on as if `length` had been). `hidden` filler stands in the prompt and is seen by
@@ -54,6 +140,8 @@ class Condition:
     samples: int | None = None
     temperature: float | None = None
     again: bool = False
+    #: The model is run with ARM; with filler too where the kind inserts some.
+    arm: ArmSettings | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -77,6 +165,10 @@ class Condition:
         if self.question is not None and "{question}" not in self.question:
             raise BadStudy(
                 f"condition {self.name!r}: its question template must hold {{question}}, got {self.question!r}"
+            )
+        if self.again and self.arm is not None:
+            raise BadStudy(
+                f"condition {self.name!r} is none once more (again = true), so it takes no ARM; leave one of them out"
             )
         if self.samples is not None and self.samples < 1:
             raise BadStudy(f"condition {self.name!r}: samples must be at least 1, got {self.samples}")
@@ -204,7 +296,10 @@ class Panel:
 #: Pictures and tables of answers; the other kinds show attention. `conditions` shows both where it is given both.
 AnswerKind = Literal["bars", "sweep", "diversity", "table"]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass", AnswerKind]
+#: Pictures of what happens behind attention: fig3; fig4; fig7; fig12.
+InsideKind = Literal["displacement", "activations", "classes", "sensitivity"]
+INSIDE_KINDS: tuple[InsideKind, ...] = get_args(InsideKind)
+FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass", AnswerKind, InsideKind]
 
 
 @dataclass(frozen=True, slots=True)

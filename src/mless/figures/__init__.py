@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mless.errors import BadFolder, BadStudy
 from mless.store import write_atomically
-from mless.values import ANSWER_KINDS, QUERY_SETS, FigureSpec, QuerySet
+from mless.values import ANSWER_KINDS, INSIDE_KINDS, QUERY_SETS, FigureSpec, QuerySet
 
 if TYPE_CHECKING:
     from mless.figures.style import Picture
@@ -62,6 +62,8 @@ def draw(
     with style.applied():
         if spec.kind in ANSWER_KINDS:
             picture = _of_answers(spec, paths)
+        elif spec.kind in INSIDE_KINDS:
+            picture = _of_insides(spec, paths, layer=layer)
         else:
             picture = _of_attention(
                 spec, paths, layer=layer, heads=heads, item=item, queries=queries, omit_first=omit_first
@@ -85,6 +87,24 @@ def _of_answers(spec: FigureSpec, paths: Sequence[Path]) -> Picture:
     if spec.kind == "diversity":
         return accuracy.draw_diversity(folders, spec.conditions)
     return accuracy.draw_bars(folders, spec.conditions)
+
+
+def _of_insides(spec: FigureSpec, paths: Sequence[Path], *, layer: int | None) -> Picture:
+    if spec.kind == "displacement":
+        from mless.figures.affine import draw_displacement
+
+        return draw_displacement(paths, spec.conditions, layer=layer)
+    if spec.kind == "activations":
+        from mless.figures.activations import draw_activations
+
+        return draw_activations(paths, spec.conditions, layer=layer)
+    if spec.kind == "classes":
+        from mless.figures.activations import draw_classes
+
+        return draw_classes(paths, spec.conditions, layer=layer)
+    from mless.figures.tuning import draw_sensitivity
+
+    return draw_sensitivity(paths)
 
 
 def _of_attention(
@@ -139,7 +159,7 @@ def check(
     if queries not in QUERY_SETS:
         raise BadStudy(f"no query set {queries!r}; there are: {', '.join(QUERY_SETS)}")
     takes: dict[str, tuple[str, ...]] = {"map": (), "retained": (), "mass": ("--layers",)}
-    takes |= dict.fromkeys(ANSWER_KINDS, ())
+    takes |= dict.fromkeys(ANSWER_KINDS, ()) | dict.fromkeys(INSIDE_KINDS, ("--layers",)) | {"sensitivity": ()}
     for option, value in (("--layers", layer), ("--heads", heads), ("--item", item)):
         if value is not None and option not in takes.get(spec.kind, ("--layers", "--heads", "--item")):
             why = (

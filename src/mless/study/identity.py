@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Settings of [accuracy] that say how stored answers are judged, or how they are fetched, but not what they are.
 ANALYSIS = ("k", "rules", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
+#: What leads to the items; the items themselves are compared.
+_SELECTING = ("data", "question_field", "answer_field", "limit", "only")
 
 
 def slug(text: str) -> str:
@@ -52,9 +54,11 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key
-        not in ("title", "model", "tokenizer", "data", "question_field", "answer_field", "limit", "figure", "accuracy")
+        if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy")
     }
+    unused = ["arm"] if not any(condition.arm for condition in spec.conditions_in_order()) else []
+    unused += [key for key in ("activations", "affine", "tune") if getattr(spec, key) is None]
+    fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

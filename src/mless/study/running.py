@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mless import __version__, tasks
-from mless.errors import BadAttention, BadFolder, BadPrompt, TokenizerFault
+from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, TokenizerFault
 from mless.prompting import align, build_prompts, resolve_kind
 from mless.store import ResultFolder
 from mless.study import tables
@@ -19,13 +20,10 @@ from mless.study.spec import StudySpec
 from mless.values import Condition, Item, Prompt, parse_numbers
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mless.models import LoadedModel
     from mless.models.loading import Description
-
-UNIT_TABLES = ("dilution", "attention")
-TABLES = ("prompts", *UNIT_TABLES, "retained")
-#: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
-UNIT_FORMAT = 1
 
 
 @runtime_checkable
@@ -59,6 +57,73 @@ class Outcome:
     fresh: bool = True
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A study on its way: the loaded model, the prompts of every condition, and where units go."""
+
+    spec: StudySpec
+    folder: ResultFolder
+    model: LoadedModel
+    items: list[Item]
+    conditions: list[Condition]
+    prompts: dict[str, list[Prompt]]
+    layers: list[int]
+    heads: list[int]
+    names: dict[str, str]
+    told: Progress
+
+    @property
+    def some_heads(self) -> list[int] | None:
+        """The heads asked for; None where they are all there are."""
+        return self.heads if len(self.heads) < self.model.heads else None
+
+    def key(self, condition: str, number: int) -> str:
+        """The name of the unit of an item, numbered from 0."""
+        return f"{slug(condition)}-{number + 1:05d}"
+
+    def keys(self) -> list[str]:
+        return [self.key(condition.name, n) for condition in self.conditions for n in range(len(self.items))]
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """What a study measures on each prompt, and what is made of it in the end. Loading, proving, resuming and storing are the same for all."""
+
+    #: What study.json says was measured, and the tables of a finished folder; `unit_tables` are merged from units.
+    measures: str
+    unit_tables: tuple[str, ...]
+    tables: tuple[str, ...]
+    #: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
+    unit_format: int
+    implementations: dict[str, str]
+
+    def prove(self, bench: Bench) -> dict[str, Any]:
+        """Check the instrument on this model before anything is stored; what is returned goes into study.json under proofs."""
+        ...
+
+    def units(self, bench: Bench, condition: Condition, batch: Sequence[Prompt]) -> Iterator[dict[str, pa.Table]]:
+        """The unit tables of each prompt of a batch, in order. The model runs with the condition's ARM, if it has one, while this does."""
+        ...
+
+    def finish(self, bench: Bench) -> None:
+        """Write the tables that are not merged from units."""
+        ...
+
+
+def measurement_of(spec: StudySpec) -> Measurement:
+    if spec.activations is not None:
+        from mless.study.activating import ActivationMeasurement
+
+        return ActivationMeasurement(spec.activations)
+    if spec.affine is not None:
+        from mless.study.affine import AffineMeasurement
+
+        return AffineMeasurement(spec.affine)
+    from mless.study.attending import AttentionMeasurement
+
+    return AttentionMeasurement()
+
+
 def run_study(
     spec: StudySpec,
     out: Path | None = None,
@@ -73,6 +138,10 @@ def run_study(
     file from somebody else must not be able to say it.
     """
     told = progress or Silent()
+    if spec.tune is not None:
+        from mless.study.tuning import run_tuning
+
+        return run_tuning(spec, out, told, trust_remote_code=trust_remote_code)
     if spec.accuracy is not None:
         if for_figure:
             spec.check_figure()
@@ -88,21 +157,26 @@ def run_study(
     described = describe(spec.model, trust_remote_code=trust_remote_code, say=told.say, step=told.step)
     layers = parse_numbers(spec.layers, described.layers, "layer")
     heads = parse_numbers(spec.heads, described.heads, "head")
+    check_arm(conditions, described.layers)
     if for_figure:
         spec.check_figure(described.layers, described.heads)
+    measurement = measurement_of(spec)
     identity = identity_of(spec, described, fingerprint(described.source, max(layers)), items)
     folder = ResultFolder(out if out is not None else default_folder(spec, described.source.label))
     stored = folder.manifest()
     if stored is not None:
         check_same(folder, stored, identity)
-        if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in TABLES):
+        if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in measurement.tables):
             return Outcome(folder.path, 0, stored["units"], fresh=False)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
-    return _compute(spec, folder, identity, described, task, items, conditions, layers, heads, told, trust_remote_code)
+    return _compute(
+        measurement, spec, folder, identity, described, task, items, conditions, layers, heads, told, trust_remote_code
+    )
 
 
 def _compute(
+    measurement: Measurement,
     spec: StudySpec,
     folder: ResultFolder,
     identity: dict[str, str],
@@ -116,7 +190,6 @@ def _compute(
     trust_remote_code: bool,
 ) -> Outcome:
     from mless.models import load
-    from mless.proofs import prove
 
     began = time.monotonic()
     first = "layer 1" if max(layers) == 1 else f"layers 1–{max(layers)}"
@@ -150,14 +223,16 @@ def _compute(
         ),
         "dtype in use": model.dtype,
         "kind of device": model.device.type,
-        "unit format": str(UNIT_FORMAT),
+        "unit format": str(measurement.unit_format),
     }
-    proofs = prove(model, prompts[conditions[-1].name][0], layers)
-    told.say(f"proofs hold: received attention as eager's to {proofs['received']:.1g}, causal, model restored")
+    names = {"model": model.label, "task": task}
+    bench = Bench(spec, folder, model, items, conditions, prompts, layers, heads, names, told)
+    proofs = measurement.prove(bench)
     told.checked()
-    keys = [(condition.name, _unit_key(condition.name, n)) for condition in conditions for n in range(len(items))]
+    keys = bench.keys()
     about: dict[str, Any] = {
         "mless": __version__,
+        "measures": measurement.measures,
         "complete": False,
         "identity": identity,
         "study": spec.model_dump(),
@@ -176,13 +251,13 @@ def _compute(
         "prompt": kind,
         "omit_first": model.omit_first,
         "command": rerun_command(spec, folder.path, trust_remote_code),
-        "conditions": {c.name: asdict(c) | {"arm": None} for c in conditions},
+        "conditions": {c.name: asdict(c) for c in conditions},
         "items": [item.id for item in items],
         "layers": layers,
         "heads": heads,
         "seeds": {"study": spec.seed},
         "device": {"kind": str(model.device), "dtype": model.dtype},
-        "implementations": {"forward": "sdpa", "received": "streaming"},
+        "implementations": measurement.implementations,
         "proofs": proofs,
         "trust_remote_code": trust_remote_code,
         "versions": versions(),
@@ -195,9 +270,8 @@ def _compute(
             check_same(folder, again, identity)
         if again is None or again.get("complete"):
             folder.write_manifest(about)
-        names = {"model": model.label, "task": task}
         try:
-            computed = _run_units(spec, folder, model, conditions, prompts, layers, heads, names, told)
+            computed = _run_units(measurement, bench)
         except BadAttention:
             # What would mend it (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
             if again is None:
@@ -206,10 +280,9 @@ def _compute(
         measured = time.monotonic()
         told.say("merging tables and testing")
         folder.write_table("prompts", tables.prompts_table(prompts, model.tokenizer, names))
-        for table in UNIT_TABLES:
-            folder.merge(table, [key for _, key in keys])
-        retained = tables.retained_table(folder, prompts, spec, names, unit_key=_unit_key, layers=layers, heads=heads)
-        folder.write_table("retained", retained)
+        for table in measurement.unit_tables:
+            folder.merge(table, keys)
+        measurement.finish(bench)
         timings = {
             "load_s": round(loaded - began, 2),
             "measure_s": round(measured - loaded, 2),
@@ -221,48 +294,52 @@ def _compute(
     return Outcome(folder.path, computed, len(keys))
 
 
-def _run_units(
-    spec: StudySpec,
-    folder: ResultFolder,
-    model: LoadedModel,
-    conditions: Sequence[Condition],
-    prompts: dict[str, list[Prompt]],
-    layers: list[int],
-    heads: list[int],
-    names: dict[str, str],
-    told: Progress,
-) -> int:
-    from mless.capture import received
-
-    total = sum(map(len, prompts.values()))
-    done = computed = 0
-    only = heads if len(heads) < model.heads else None
+def check_arm(conditions: Sequence[Condition], layers: int) -> None:
+    """A layer that the model does not have is told before anything is loaded."""
     for condition in conditions:
-        rows = prompts[condition.name]
-        # A batch is a fixed group of items, so that a resumed run pads as the first one did and gets the same bits.
-        for first in range(0, len(rows), spec.batch_size):
-            numbers = range(first, min(first + spec.batch_size, len(rows)))
-            unit_keys = [_unit_key(condition.name, n) for n in numbers]
-            if not all(folder.has_unit(UNIT_TABLES, key) for key in unit_keys):
-                batch = [rows[n] for n in numbers]
-                try:
-                    for key, attention in zip(
-                        unit_keys,
-                        received(model, batch, layers=layers, heads=only, batch_size=len(batch)),
-                        strict=True,
-                    ):
-                        folder.write_unit(tables.unit_tables(attention, names), key)
-                        computed += 1
-                except BadAttention as fault:
-                    items = ", ".join(repr(prompt.item) for prompt in batch)
-                    raise BadAttention(f"item {items}, condition {condition.name!r}: {fault}") from None
-            done += len(unit_keys)
-            told.step(f"attention, {condition.name}", done, total)
+        for layer in condition.arm.layers if condition.arm is not None else ():
+            if layer > layers:
+                raise BadStudy(
+                    f"condition {condition.name!r}: no layer {layer} for ARM: this model's layers are 1 to {layers} (numbered from 1)"
+                )
+
+
+def _run_units(measurement: Measurement, bench: Bench) -> int:
+    total = sum(map(len, bench.prompts.values()))
+    done = computed = 0
+    size = bench.spec.batch_size
+    for condition in bench.conditions:
+        rows = bench.prompts[condition.name]
+        with _with_arm(bench, condition):
+            # A batch is a fixed group of items, so that a resumed run pads as the first one did and gets the same bits.
+            for first in range(0, len(rows), size):
+                numbers = range(first, min(first + size, len(rows)))
+                unit_keys = [bench.key(condition.name, n) for n in numbers]
+                if not all(bench.folder.has_unit(measurement.unit_tables, key) for key in unit_keys):
+                    batch = [rows[n] for n in numbers]
+                    try:
+                        for key, unit in zip(unit_keys, measurement.units(bench, condition, batch), strict=True):
+                            bench.folder.write_unit(unit, key)
+                            computed += 1
+                    except BadAttention as fault:
+                        items = ", ".join(repr(prompt.item) for prompt in batch)
+                        raise BadAttention(f"item {items}, condition {condition.name!r}: {fault}") from None
+                done += len(unit_keys)
+                bench.told.step(f"{measurement.measures}, {condition.name}", done, total)
     return computed
 
 
-def _unit_key(condition: str, number: int) -> str:
-    return f"{slug(condition)}-{number + 1:05d}"
+def _with_arm(bench: Bench, condition: Condition) -> AbstractContextManager[Any]:
+    """ARM in those of its layers that are loaded: what comes after the last measured one changes nothing."""
+    settings = condition.arm
+    if settings is None:
+        return nullcontext()
+    here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
+    if not here:
+        return nullcontext()
+    from mless.redistribution import attached
+
+    return attached(bench.model.model, replace(settings, layers=here))
 
 
 def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -> None:

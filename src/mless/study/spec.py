@@ -21,12 +21,14 @@ from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
 from mless.values import (
     ANSWER_KINDS,
+    ArmSettings,
     Condition,
     FigureKind,
     FigureSpec,
     Item,
     Panel,
     Placement,
+    arm_settings,
     format_numbers,
     parse_numbers,
     pick_item,
@@ -56,6 +58,16 @@ def _split_numbers(value: Any) -> Any:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _split_shares(value: Any) -> Any:
+    """``0.05,0.13``, as a command line has it, or a single number."""
+    if isinstance(value, str):
+        try:
+            return [float(part) for part in value.split(",") if part.strip()]
+        except ValueError:
+            raise ValueError("expected numbers, as 0.05,0.13") from None
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 #: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
 PLAN_AND_SOLVE = (
     "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
@@ -66,6 +78,70 @@ REPHRASED = "Think the problem through, one step after another. Write the final 
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 EngineName = Literal["hf", "vllm", "openai", "scripted"]
 Names = Annotated[list[str], BeforeValidator(_split_names)]
+Shares = Annotated[list[float], BeforeValidator(_split_shares)]
+
+
+class ArmTable(BaseModel):
+    """ARM's parameters: ``[arm]`` for the conditions arm and mless-arm, ``[condition.NAME.arm]`` for one of one's own."""
+
+    model_config = _FORBID
+    preset: str | None = None  # a model of table 9; what is given beside it wins
+    c: float | None = None  # 0.13 where neither a preset nor a fraction is given
+    fraction: float | None = None
+    p_min: float | None = None
+    p_max: float | None = None
+    p1: float | None = None
+    layers: Annotated[list[int], BeforeValidator(_split_numbers)] | None = None  # numbered from 1
+    scope: Literal["token", "sequence", "tensor"] | None = None
+    rule: Literal["replace", "add"] | None = None
+    seed: int | None = None
+
+    def settings(self, fallback: ArmTable | None = None) -> ArmSettings:
+        """Resolved, with what `fallback` says where this table says nothing; bad values are refused by name."""
+        given = self.model_dump(exclude_none=True)
+        if fallback is not None:
+            base = fallback.model_dump(exclude_none=True)
+            if {"preset", "c", "fraction"} & given.keys():
+                base = {key: value for key, value in base.items() if key not in ("preset", "c", "fraction")}
+            given = base | given
+        return arm_settings(**given)
+
+
+class ActivationsTable(BaseModel):
+    """What is measured of activations: ``[activations]``. A study that has it measures activations and not attention."""
+
+    model_config = _FORBID
+
+
+class AffineTable(BaseModel):
+    """How attention outputs are compared: ``[affine]``. A study that has it measures the affine map and not received attention."""
+
+    model_config = _FORBID
+    tokens: Literal["after", "original"] = (
+        "after"  # original tokens after the filler, or all of them; those before it cannot move
+    )
+    holds: float = Field(default=0.9, gt=0, le=1)  # a form holds where the whole interval of its R² is at least this
+
+
+class TuneTable(BaseModel):
+    """Which of ARM's parameters are tried, and on what: ``[tune]``, in a study that has [accuracy]. ``[arm]`` is the grid's centre.
+
+    `c` and `fraction` are alternatives, so that each setting has one of them; they are crossed with `p1` and `layers`. `p_min` and `p_max`
+    are crossed with each other at the centre. A list that is empty means the centre's value.
+    """
+
+    model_config = _FORBID
+    c: Shares = []
+    fraction: Shares = []
+    p1: Shares = []
+    layers: Names = []  # alternatives: "1", "2", "1-3" and "1+5" are four of them
+    p_min: Shares = []
+    p_max: Shares = []
+    settings: list[ArmTable] = []  # further ones, each given in full
+    method: Literal["halving", "grid"] = "halving"
+    rungs: int = Field(default=3, ge=1)  # of halving; each has twice the dev items of the one before
+    dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose on
+    transfer: Names = []  # other data, on which the chosen setting is then tried
 
 
 class ConditionTable(BaseModel):
@@ -84,6 +160,7 @@ class ConditionTable(BaseModel):
     samples: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     again: bool = False
+    arm: ArmTable | None = None
 
 
 class PanelTable(BaseModel):
@@ -179,6 +256,7 @@ class StudySpec(BaseModel):
     question_field: str | None = None
     answer_field: str | None = None
     limit: int | None = Field(default=None, ge=1)
+    only: Names = []  # ids of the items to take; all unless given
     prompt: Literal["auto", "chat", "raw"] = "auto"
     system: str = SYSTEM_TEXT
     conditions: Names = ["none", "mless", "mful", "random"]
@@ -196,7 +274,26 @@ class StudySpec(BaseModel):
     margins: MarginTable = MarginTable()
     flips: int = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
+    arm: ArmTable = ArmTable()
     accuracy: AccuracyTable | None = None
+    activations: ActivationsTable | None = None
+    affine: AffineTable | None = None
+    tune: TuneTable | None = None
+
+    @model_validator(mode="after")
+    def _tunes_by_answers(self) -> StudySpec:
+        if self.tune is not None and self.accuracy is None:
+            raise ValueError("[tune] chooses by accuracy, so the study needs [accuracy] too; add it, or use mless tune")
+        return self
+
+    @model_validator(mode="after")
+    def _measures_one_thing(self) -> StudySpec:
+        asked = [name for name in ("accuracy", "activations", "affine") if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise ValueError(
+                f"a study measures one thing, and this one has {' and '.join(f'[{name}]' for name in asked)}; make two of it"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -230,8 +327,14 @@ class StudySpec(BaseModel):
             names.append("none-again")
         names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
         found = [self._condition(name) for name in names]
+        for condition in found if self.affine is not None else ():
+            if condition.arm is not None:
+                raise BadStudy(
+                    f"condition {condition.name!r} runs the model with ARM, but both prompts of a pair run in one forward here, and none must run "
+                    "without it; ARM acts behind layer 1's attention: use mless run activations for it, and leave it out of --conditions here"
+                )
         for condition in found if self.accuracy is None else ():
-            if condition.for_answers_only:
+            if condition.for_answers_only and not (self.affine is not None and condition.kind == "shift"):
                 raise BadStudy(
                     f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
                     "study that has [accuracy], such as mless run accuracy"
@@ -244,7 +347,11 @@ class StudySpec(BaseModel):
             "mless": ConditionTable(kind="repeat", filler=self.filler),
             "mful": ConditionTable(kind="repeat", filler=self.meaningful),
             "random": ConditionTable(kind="text"),
+            "arm": ConditionTable(kind="none", arm=self.arm),
+            "mless-arm": ConditionTable(kind="repeat", filler=self.filler, arm=self.arm),
         }
+        if self.affine is not None:
+            built_in |= {"position-only": ConditionTable(kind="shift")}
         if self.accuracy is not None:
             built_in |= {
                 "none-again": ConditionTable(kind="none", again=True),
@@ -269,11 +376,12 @@ class StudySpec(BaseModel):
             raise BadStudy(
                 f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
             )
-        plain = table.filler is None and (table.system or table.question or table.samples)
+        plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
         kind = table.kind or ("none" if plain else "repeat")
         own: dict[str, Any] = {
             key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
         }
+        own["arm"] = table.arm.settings(self.arm) if table.arm is not None else None
         if kind == "none":
             return Condition(name, "none", table.filler, table.length or 0, **own)
         length = table.length if table.length is not None else self.length
@@ -302,8 +410,9 @@ class StudySpec(BaseModel):
 
     def single_layer(self, highest: int = 10_000) -> int | None:
         """The one layer shown by a picture that has no published panels: the one asked for, else the study's first."""
-        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained", *ANSWER_KINDS):
-            if self.figure is not None and self.figure.layers is not None and self.figure.kind in ANSWER_KINDS:
+        answers = (*ANSWER_KINDS, "sensitivity")
+        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained", *answers):
+            if self.figure is not None and self.figure.layers is not None and self.figure.kind in answers:
                 raise BadStudy(
                     f"figure {self.name} takes no --layers: it shows answers and not attention; leave it out"
                 )
@@ -317,7 +426,7 @@ class StudySpec(BaseModel):
 
     def check_figure(self, layers: int = 0, heads: int = 0) -> None:
         """Fail before the run, not after it, when the study cannot show its figure on a model of that many layers and heads."""
-        if self.figure is None:
+        if self.figure is None or self.tune is not None:  # of a tuning study the settings are shown, not its conditions
             return
         self._check_shown_conditions(self.figure)
         if self.accuracy is not None:
@@ -367,7 +476,9 @@ class StudySpec(BaseModel):
             )
         if table.kind in ANSWER_KINDS:
             return
-        filled = [name for name in kept if run[name] != "none"]
+        # ARM inserts nothing, and changes activations all the same.
+        inserting = table.kind not in ("activations", "classes")
+        filled = [name for name in kept if (run[name] if inserting else name) != "none"]
         heads = table.heads or ("" if table.panels else "most-shifted")
         compares = table.kind in ("map", "retained", "versus") or (table.kind != "mass" and "most-shifted" in heads)
         if not (filled if compares else kept):
@@ -378,7 +489,7 @@ class StudySpec(BaseModel):
 
     def load_items(self) -> tuple[str, list[Item]]:
         """The task's name and the items the study is about."""
-        return tasks.load_items(
+        task, items = tasks.load_items(
             self.data,
             question_field=self.question_field,
             answer_field=self.answer_field,
@@ -386,6 +497,15 @@ class StudySpec(BaseModel):
             seed=self.seed,
             cluster_field=self.accuracy.cluster_field if self.accuracy is not None else None,
         )
+        if not self.only:
+            return task, items
+        known = {item.id for item in items}
+        if missing := [one for one in self.only if one not in known]:
+            raise BadStudy(
+                f"only: no item {missing[0]!r} in {self.data} ({len(missing)} such); ids are expected, as {items[0].id!r}"
+            )
+        kept = set(self.only)
+        return task, [item for item in items if item.id in kept]
 
     def check_item(self, wanted: str) -> None:
         """Fail before the run where the data holds no such item."""

@@ -16,6 +16,19 @@ _PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecide
 def verdict_lines(path: Path) -> list[str]:
     """One line per condition, then what it means for the published claim, then what limits it; of answers or of attention."""
     folder = ResultFolder(path)
+    measures = (folder.manifest() or {}).get("measures")
+    if measures == "activations":
+        from mless.study.activating import activation_lines
+
+        return activation_lines(path)
+    if measures == "affine":
+        from mless.study.affine import affine_lines
+
+        return affine_lines(path)
+    if measures == "tune":
+        from mless.study.tuning import tuning_lines
+
+        return tuning_lines(path)
     if ((folder.manifest() or {}).get("study") or {}).get("accuracy"):
         from mless.study.accuracy import accuracy_lines
 

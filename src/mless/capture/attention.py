@@ -217,7 +217,7 @@ def capturing(
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
     recorder = Recorder(frozenset(layers), list(heads) if heads is not None else None, kernel)
-    numbers = {id(module): n for n, module in enumerate(_attention_modules(model), start=1)}
+    numbers = {id(module): n for n, module in enumerate(attention_modules(model), start=1)}
 
     def attention(
         module: nn.Module,
@@ -236,9 +236,9 @@ def capturing(
             raise UnsupportedArchitecture(
                 f"{type(module).__name__} computes attention outside the numbered layers; see docs/adding-a-model.md"
             )
-        _refuse_unknown(module, dropout, others)
+        refuse_unknown(module, dropout, others)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        mask, bias = _mask_of(attention_mask, module, query, key)
+        mask, bias = mask_of(attention_mask, module, query, key)
         score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
         recorder(layer, query, key, mask, score)
         if softcap is not None or s_aux is not None or bias is not None:
@@ -258,7 +258,7 @@ def capturing(
         yield recorder
 
 
-def _attention_modules(model: nn.Module) -> list[nn.Module]:
+def attention_modules(model: nn.Module) -> list[nn.Module]:
     """The decoder's attention modules in layer order: those called attention that know their `layer_idx`."""
     found: dict[int, nn.Module] = {}
     for path, module in model.named_modules():
@@ -274,7 +274,7 @@ def _attention_modules(model: nn.Module) -> list[nn.Module]:
     return [found[n] for n in sorted(found)]
 
 
-def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:
+def refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:
     if dropout and module.training:
         raise UnsupportedArchitecture("attention dropout is on: call model.eval() before capturing")
     if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
@@ -289,7 +289,7 @@ def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]
         )
 
 
-def _mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[LazyMask | _GivenMask, Tensor | None]:
+def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[LazyMask | _GivenMask, Tensor | None]:
     if isinstance(given, LazyMask):
         return given, None
     if given is None:
@@ -303,7 +303,7 @@ def _mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple
         if given.dtype == torch.bool:
             return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
         hidden = given <= torch.finfo(given.dtype).min / 2
-        mask, _ = _mask_of(~hidden, module, query, key)
+        mask, _ = mask_of(~hidden, module, query, key)
         bias = given.masked_fill(hidden, 0.0)
         return mask, bias if bool(bias.any()) else None
     raise UnsupportedArchitecture(

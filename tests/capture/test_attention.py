@@ -185,7 +185,7 @@ def test_the_forward_inside_agrees_with_eager(family):
 
 
 def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
-    from mless import capture
+    from mless.capture import attention as capture
 
     monkeypatch.setattr(capture, "_ROWS_AT_ONCE", 10)
     model = tiny("mistral")
@@ -314,16 +314,16 @@ def test_the_embedded_model_equals_the_reference(embedded):
 
 
 def test_heads_that_see_different_keys_are_refused():
-    from mless.capture import _mask_of
+    from mless.capture.attention import mask_of
 
     mask = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
     q = k = torch.zeros(1, 2, 3, 4)
-    same, bias = _mask_of(mask, torch.nn.Identity(), q, k)
+    same, bias = mask_of(mask, torch.nn.Identity(), q, k)
     assert same(0, 3).shape == (1, 1, 3, 3)
     assert bias is None
     mask[0, 1, 2, 0] = False
     with pytest.raises(UnsupportedArchitecture, match="see different keys"):
-        _mask_of(mask, torch.nn.Identity(), q, k)
+        mask_of(mask, torch.nn.Identity(), q, k)
 
 
 def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding():
