@@ -462,6 +462,8 @@ def test_no_module_bears_the_name_of_a_public_function() -> None:
     assert {"load", "prompts", "received", "retained", "run"} <= functions
     assert not {module for module in modules if module.rpartition(".")[2] in functions}
     for module in modules:
+        if module.startswith("mless.integrations.") or module.endswith("_triton"):
+            continue  # they need packages that are extras
         package: Any = importlib.import_module(module)
         shadowed = {name for name in getattr(package, "__all__", ()) if f"{module}.{name}" in modules}
         assert not shadowed, (module, shadowed)

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from mless.figures import draw
     from mless.models import LoadedModel, load
     from mless.prompting import align
+    from mless.redistribution import ArmHandle, arm, attach_arm, redistribute
     from mless.study import Outcome, StudySpec, load_study, verdict_lines
     from mless.study.direct import Share, items, prompts, retained, run
-    from mless.values import Condition, FigureSpec, Item, Panel, Prompt, Span
+    from mless.values import ArmSettings, Condition, FigureSpec, Item, Panel, Prompt, Span
 
 _HOMES = {
+    "ArmHandle": "mless.redistribution",
+    "ArmSettings": "mless.values",
     "Attention": "mless.capture",
     "Condition": "mless.values",
     "Decoding": "mless.engines",
@@ -40,6 +43,8 @@ _HOMES = {
     "Span": "mless.values",
     "StudySpec": "mless.study",
     "align": "mless.prompting",
+    "arm": "mless.redistribution",
+    "attach_arm": "mless.redistribution",
     "capturing": "mless.capture",
     "draw": "mless.figures",
     "items": "mless.study.direct",
@@ -47,12 +52,15 @@ _HOMES = {
     "load_study": "mless.study",
     "prompts": "mless.study.direct",
     "received": "mless.capture",
+    "redistribute": "mless.redistribution",
     "retained": "mless.study.direct",
     "run": "mless.study.direct",
     "verdict_lines": "mless.study",
 }
 
 __all__ = [
+    "ArmHandle",
+    "ArmSettings",
     "Attention",
     "Condition",
     "Decoding",
@@ -70,6 +78,8 @@ __all__ = [
     "Span",
     "StudySpec",
     "align",
+    "arm",
+    "attach_arm",
     "capturing",
     "draw",
     "items",
@@ -77,6 +87,7 @@ __all__ = [
     "load_study",
     "prompts",
     "received",
+    "redistribute",
     "retained",
     "run",
     "verdict_lines",

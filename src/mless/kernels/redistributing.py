@@ -1,0 +1,124 @@
+"""ARM for tokens one by one, on a GPU: act, exact selection, replacement and times-up of a token's units in one program.
+
+The statistics are order statistics of 16-bit floats, so their bits are ranks: each is found by counting how many values lie at or below two
+probes, and closing in by interpolation. No sort, no histogram, no atomics, no host sync: the same bits every time, in a captured graph too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mless.values import ArmSettings
+
+#: What makes a median absolute deviation a standard deviation, for values that are normally distributed.
+SCALE = 1.4826
+Act = Literal["none", "silu", "gelu", "gelu_tanh"]
+_ACTS: tuple[Act, ...] = ("none", "silu", "gelu", "gelu_tanh")
+#: A count and a unit's number have 15 bits.
+_MOST_UNITS = 32766
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def fits(activations: Tensor) -> bool:
+    """Whether the kernel can serve: bfloat16 on a CUDA device (or anywhere, under Triton's interpreter), an even number of units."""
+    if activations.dtype != torch.bfloat16 or activations.requires_grad or activations.shape[-1] % 2:
+        return False
+    if not activations.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    return _has_triton() and activations.shape[-1] <= _MOST_UNITS
+
+
+def activation_of(module: nn.Module) -> Act | None:
+    """The non-linearity as the kernel knows it; None where it does not."""
+    name = type(module).__name__
+    if name in ("SiLU", "SiLUActivation"):
+        return "silu"
+    if name in ("GELUTanh", "PytorchGELUTanh") or (isinstance(module, nn.GELU) and module.approximate == "tanh"):
+        return "gelu_tanh"
+    if name == "GELUActivation" or isinstance(module, nn.GELU):
+        return "gelu"
+    return None
+
+
+def rows(
+    values: Float[Tensor, "rows tokens units"],
+    settings: ArmSettings,
+    *,
+    positions: Int[Tensor, "rows tokens"] | None = None,
+    seeds: Int[Tensor, " rows"] | None = None,
+    up: Float[Tensor, "rows tokens units"] | None = None,
+    act: Act = "none",
+) -> Float[Tensor, "rows tokens units"]:
+    """`act` of the values, redistributed token by token, times `up` where that is given."""
+    units = values.shape[-1]
+    if settings.fraction is not None:
+        least = most = max(1, round(settings.fraction * units))
+        factor = -1.0
+    else:
+        assert settings.c is not None
+        least, most = (max(1, round(share * units)) for share in (settings.p_min, settings.p_max))
+        factor = SCALE * settings.c
+    # Compiled code takes the operator as it is and does not look inside; without a compiler its bookkeeping would cost more than the kernel.
+    run = _rows if torch.compiler.is_compiling() else _launched
+    return run(
+        values, up, positions, seeds, settings.seed, factor, least, most, settings.p1, settings.rule == "add", _ACTS.index(act)
+    )  # fmt: skip
+
+
+def _launched(
+    values: Tensor,
+    up: Tensor | None,
+    positions: Tensor | None,
+    seeds: Tensor | None,
+    seed: int,
+    factor: float,
+    least: int,
+    most: int,
+    p1: float,
+    add: bool,
+    act: int,
+) -> Tensor:
+    from mless.kernels.redistributing_triton import launch
+
+    values = values.contiguous()
+    out = torch.empty_like(values)
+    launch(
+        values,
+        up.contiguous() if up is not None else None,
+        positions.contiguous() if positions is not None else None,
+        seeds,
+        out,
+        seed=seed,
+        factor=factor,
+        least=least,
+        most=most,
+        p1=p1,
+        add=add,
+        act=_ACTS[act],
+    )
+    return out
+
+
+_rows = torch.library.custom_op(
+    "mless::redistribute_tokens",
+    _launched,
+    mutates_args=(),
+    schema="(Tensor values, Tensor? up, Tensor? positions, Tensor? seeds, int seed, float factor, int least, int most, float p1, bool add, int act)"
+    " -> Tensor",
+)
+
+
+@_rows.register_fake
+def _(values: Tensor, *others: Any) -> Tensor:  # pyright: ignore[reportUnusedFunction]
+    return torch.empty_like(values)
