@@ -8,17 +8,19 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mless.engines import vllm_arm
 from mless.engines.base import Decoding, Reply, Request
 from mless.engines.vllm import VllmEngine
-from mless.errors import EngineFault
+from mless.errors import BadStudy, EngineFault, MlessError
 from mless.models import locate
 from mless.prompting import build_prompts
 from mless.tasks import arithmetic
-from mless.values import Condition
+from mless.values import ArmSettings, Condition
 
 
 def needs_vllm(test: Callable[..., None]) -> Callable[..., None]:
@@ -50,6 +52,22 @@ def test_batch_invariance_cannot_be_asked_for_once_vllm_is_imported(monkeypatch:
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
     with pytest.raises(EngineFault, match=r"too late.*start with VLLM_BATCH_INVARIANT=1"):
         VllmEngine(empty_model, batch_invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "scope", "message"),
+    [
+        pytest.param((2, 1), "token", "tensor parallel 2 × pipeline parallel 1.*one device.*--engine hf", id="tensor"),
+        pytest.param((1, 4), "token", "tensor parallel 1 × pipeline parallel 4.*--engine hf", id="pipeline"),
+        pytest.param((1, 1), "sequence", "scope 'sequence'.*use scope 'token'", id="sequence"),
+        pytest.param((1, 1), "tensor", "scope 'tensor'.*use scope 'token'", id="all"),
+    ],
+)
+def test_arm_over_several_processes_or_tokens_is_refused_by_name(parallel: tuple[int, int], scope: Any, message: str):
+    tensor, pipeline = parallel
+    config = SimpleNamespace(world_size=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    with pytest.raises(EngineFault, match=message):
+        vllm_arm.refuse(ArmSettings(c=0.13, scope=scope), config)
 
 
 # ---- with a real vLLM ------------------------------------------------------------------------------------------------
@@ -234,6 +252,7 @@ def test_leaving_early_leaves_nothing_behind(engine: VllmEngine, requests: list[
             {"token_ids": (1,) * 500}, "500 prompt tokens and 16 new ones do not fit.*512.* to 12", id="context"
         ),
         pytest.param({"token_ids": (1, 10**6)}, "not this model's", id="vocabulary"),
+        pytest.param({"arm": ArmSettings(c=0.13)}, r"compiled graphs and prefix cache.*arm=True", id="redistribution"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_computed(
@@ -288,6 +307,7 @@ def test_about_says_what_ran_and_what_is_not_promised(engine: VllmEngine):
     assert about["context"] == 512
     assert about["prefix_caching"] == "by condition"
     assert about["VLLM_BATCH_INVARIANT"] is None
+    assert "arm_seed" not in about
     assert about["promise"].startswith("row-stable is not promised")
 
 
@@ -323,24 +343,224 @@ def test_a_closed_engine_says_so_and_another_can_be_made(folder: Path, requests:
         assert [reply.token_ids for reply in another.generate(requests[:1], Decoding(max_new_tokens=4))] == expected
 
 
-@needs_vllm
-def test_a_whole_study(tmp_path: Path):
-    # A process of its own: there is one vLLM to a process, and it has been used above.
-    words = [
-        "run",
-        "accuracy",
-        "--engine",
-        "vllm",
-        "--dtype",
-        "float32",
-        "--data",
-        "arithmetic:1:4",
-        "--max-new-tokens",
-        "6",
-    ]
-    command = [sys.executable, "-m", "mless.cli", *words, "--out", str(tmp_path / "r"), "--json"]
+def told(folder: Path, *words: str) -> dict[str, Any]:
+    """What a small study said, run in a process of its own: there is one vLLM to a process, and it has been used above."""
+    command = [sys.executable, "-m", "mless.cli", "run", "accuracy", "--engine", "vllm", "--dtype", "float32"]
+    command += ["--data", "arithmetic:1:4", "--max-new-tokens", "6", "--out", str(folder), "--json", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    told = json.loads(ended.stdout.strip().splitlines()[-1])
-    assert told["units_computed"] == 20
-    assert {row["condition"] for row in told["accuracy"]} == {"none", "none-again", "mless", "mful", "random"}
+    return json.loads(ended.stdout.strip().splitlines()[-1])
+
+
+@needs_vllm
+def test_a_whole_study(tmp_path: Path):
+    said = told(tmp_path / "r")
+    assert said["units_computed"] == 20
+    assert {row["condition"] for row in said["accuracy"]} == {"none", "none-again", "mless", "mful", "random"}
+
+
+@needs_vllm
+def test_a_whole_study_with_arm(tmp_path: Path):
+    said = told(tmp_path / "r", "--conditions", "none,arm", "--set", "arm.fraction=0.25")
+    assert said["units_computed"] == 12
+    changed = {row["condition"]: row["changed_text"] for row in said["accuracy"]}
+    assert changed["none-again"] == 0
+    assert changed["arm"] > 0
+    engine = json.loads((tmp_path / "r/study.json").read_text())["engine"]
+    assert (engine["arm_seed"], engine["prefix_caching"]) == ("settings", "off")
+
+
+# ---- ARM, with a real vLLM: behind the test that closes the other engine ---------------------------------------------
+
+STRONG = ArmSettings(fraction=0.25, p1=99.5, seed=3)
+
+
+@pytest.fixture(scope="module")
+def arm_engine(folder: Path) -> Iterator[VllmEngine]:
+    with VllmEngine(folder, dtype="float32", max_model_len=512, arm=True) as made:
+        yield made
+
+
+def act_fn(engine: VllmEngine, layer: int = 1) -> Any:
+    return engine._model().model.layers[layer - 1].mlp.act_fn
+
+
+@needs_vllm
+def test_arm_changes_answers_and_leaves_the_baseline_as_it_was(arm_engine: VllmEngine, tokenizer: Any):
+    decoding = Decoding(max_new_tokens=16)
+    plain = asked(tokenizer, "none", 20)
+    before, own = by_key(arm_engine.generate(plain, decoding)), act_fn(arm_engine)
+    weak = replace(STRONG, fraction=0.02)
+    # One condition under two settings, and the baseline between them.
+    mixed = [
+        wanted
+        for request in plain
+        for wanted in (
+            replace(request, condition="arm", arm=STRONG),
+            request,
+            replace(request, condition="arm", sample=1, arm=weak),
+        )
+    ]
+    during = by_key(arm_engine.generate(mixed, decoding))
+    after = by_key(arm_engine.generate(plain, decoding))
+    assert set(during) == {request.key for request in mixed}
+    assert after == before
+    assert {key: during[key] for key in before} == before
+    assert act_fn(arm_engine) is own
+
+    def changed(one: tuple[str, int], other: tuple[str, int]) -> int:
+        return sum(
+            during[one[0], item, one[1]].token_ids != during[other[0], item, other[1]].token_ids
+            for _, item, _ in before
+        )
+
+    assert changed(("arm", 0), ("none", 0)) >= 5
+    assert changed(("arm", 0), ("arm", 1)) >= 5
+
+
+@needs_vllm
+@pytest.mark.parametrize("layers", [(1,), (1, 3)])
+def test_arm_gives_the_tokens_of_transformers_with_arm(
+    arm_engine: VllmEngine, tokenizer: Any, folder: Path, layers: tuple[int, ...]
+):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from mless.redistribution import attached
+
+    settings = replace(STRONG, layers=layers)
+    plain = asked(tokenizer, "arm", 4)
+    replies = by_key(
+        arm_engine.generate([replace(request, arm=settings) for request in plain], Decoding(max_new_tokens=16))
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with attached(model, settings):
+        for request in plain:
+            ids = torch.tensor([request.token_ids])
+            own = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+            assert list(replies[request.key].token_ids) == own[0, ids.shape[1] :].tolist()
+
+
+@needs_vllm
+def test_arm_leaves_a_row_alone_with_its_positions_and_seed(arm_engine: VllmEngine, tokenizer: Any):
+    decoding = Decoding(max_new_tokens=12)
+    wanted = [replace(request, arm=STRONG) for request in asked(tokenizer, "arm", 8)]
+    together = by_key(arm_engine.generate(wanted, decoding))
+    assert by_key(arm_engine.generate(wanted[::-1], decoding, live=3)) == together
+    other = replace(STRONG, seed=4)
+    drawn = by_key(arm_engine.generate([replace(request, arm=other) for request in wanted], decoding))
+    assert sum(drawn[key].token_ids != reply.token_ids for key, reply in together.items()) >= 2
+
+
+@needs_vllm
+@pytest.mark.parametrize("road", ["closed", "fault"])
+def test_arm_left_early_leaves_the_model_as_it_was(
+    arm_engine: VllmEngine, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, road: str
+):
+    decoding = Decoding(max_new_tokens=8)
+    plain = asked(tokenizer, "none", 4)
+    before, own = by_key(arm_engine.generate(plain, decoding)), act_fn(arm_engine)
+    replies = arm_engine.generate([replace(request, arm=STRONG) for request in plain], decoding, live=2)
+    next(replies)
+    assert act_fn(arm_engine) is not own
+    if road == "closed":
+        replies.close()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(arm_engine._core, "step", lambda: 1 / 0)
+            with pytest.raises(EngineFault, match="failed while generating"):
+                list(replies)
+    assert act_fn(arm_engine) is own
+    assert by_key(arm_engine.generate(plain, decoding)) == before
+
+
+@needs_vllm
+def test_arm_that_never_ran_is_a_fault_and_no_answer(
+    arm_engine: VllmEngine, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+):
+    mlp = arm_engine._model().model.layers[0].mlp
+    own = mlp.act_fn
+    # As a compiled graph does: it keeps what it was made of.
+    monkeypatch.setattr(mlp, "forward", lambda x: mlp.down_proj(own(mlp.gate_up_proj(x)[0]))[0])
+    (request,) = asked(tokenizer, "arm", 1)
+    with pytest.raises(EngineFault, match=r"layer 1 and vLLM answered without running it: compiled graphs"):
+        list(arm_engine.generate([replace(request, arm=STRONG)], Decoding(max_new_tokens=4)))
+    assert mlp.act_fn is own
+
+
+@needs_vllm
+def test_arm_without_positions_is_a_fault(arm_engine: VllmEngine, tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vllm_arm.PlacedArm, "_begin", lambda *_: None)
+    (request,) = asked(tokenizer, "arm", 1)
+    with pytest.raises(
+        EngineFault, match=r"layer 1's MLP was given tokens of shape \(\d+,\) in a forward with no positions"
+    ):
+        list(arm_engine.generate([replace(request, arm=STRONG)], Decoding(max_new_tokens=4)))
+
+
+@needs_vllm
+def test_arm_is_refused_where_it_cannot_be_placed(
+    arm_engine: VllmEngine, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+):
+    from torch import nn
+
+    (request,) = asked(tokenizer, "arm", 1)
+    layers = arm_engine._model().model.layers
+
+    def refused(settings: ArmSettings, kind: type[MlessError], message: str) -> None:
+        with pytest.raises(kind, match=message):
+            arm_engine.generate([request, replace(request, arm=settings)], Decoding())
+        assert not arm_engine._core.has_unfinished_requests()
+
+    refused(replace(STRONG, scope="sequence"), EngineFault, "scope 'sequence'")
+    refused(replace(STRONG, layers=(1, 99)), BadStudy, "no layer 99")
+    for layer, name, module, message in (
+        (2, "act_fn", nn.SiLU(), r"LlamaForCausalLM: layer 2 has SiLU for its activation \(mlp.act_fn\).*--engine hf"),
+        (3, "experts", nn.ModuleList([nn.Identity()]), r"layer 3 is a mixture of experts \(mlp.experts\)"),
+        (4, "gate_up_proj", None, "layer 4 has an MLP of down_proj, act_fn"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(layers[layer - 1].mlp._modules, name, module)
+            refused(replace(STRONG, layers=(layer,)), EngineFault, message)
+
+
+@needs_vllm
+def test_arm_is_told_in_about(arm_engine: VllmEngine):
+    about = arm_engine.about()
+    assert (about["eager"], about["prefix_caching"], about["arm_seed"]) == (True, "off", "settings")
+
+
+@needs_vllm
+def test_arm_in_a_layer_with_gelu_gives_the_tokens_of_transformers_with_arm(
+    arm_engine: VllmEngine, folder: Path, tokenizer: Any, tmp_path: Path
+):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from mless.redistribution import attached
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "gemma2", vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=32, attn_logit_softcapping=None, final_logit_softcapping=None,
+        eos_token_id=0, pad_token_id=0, bos_token_id=1, sliding_window=256,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.mul_(6.0)
+    model.save_pretrained(tmp_path)
+    plain = asked(tokenizer, "arm", 4)
+    arm_engine.close()  # one vLLM to a process
+    with VllmEngine(tmp_path, tokenizer=folder, dtype="float32", max_model_len=256, arm=True) as small:
+        assert type(act_fn(small)).__name__ == "GeluAndMul"
+        decoding = Decoding(max_new_tokens=8)
+        base = by_key(small.generate(plain, decoding))
+        replies = by_key(small.generate([replace(request, arm=STRONG) for request in plain], decoding))
+    assert base != replies
+    with attached(model, STRONG):
+        for request in plain:
+            ids = torch.tensor([request.token_ids])
+            own = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+            assert list(replies[request.key].token_ids) == own[0, ids.shape[1] :].tolist()

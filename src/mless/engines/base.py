@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from mless.errors import BadStudy, EngineFault
+from mless.values import ArmSettings
 
 Finish = Literal["stop", "length"]
 
@@ -44,7 +45,7 @@ class Request:
     """One answer to be drawn. (condition, item, sample) names it; `seed` belongs to (item, sample), so conditions share their luck.
 
     Exactly one of `token_ids` and `messages` is filled: messages, (role, text) pairs, are for servers whose tokens are not under our
-    control. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2, …;
+    control. `arm` runs the model with ARM. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2, …;
     tokens in `hidden` (start, stop) are seen by no token outside of it.
     """
 
@@ -57,10 +58,19 @@ class Request:
     shared: int = 0
     position_ids: tuple[int, ...] | None = None
     hidden: tuple[int, int] | None = None
+    arm: ArmSettings | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
         return self.condition, self.item, self.sample
+
+
+def by_arm(requests: Sequence[Request]) -> dict[ArmSettings | None, list[Request]]:
+    """The requests by what ARM does to the model for them, those without it first: a model can only be run one way at a time."""
+    found: dict[ArmSettings | None, list[Request]] = {}
+    for request in sorted(requests, key=lambda request: request.arm is not None):
+        found.setdefault(request.arm, []).append(request)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,12 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
-from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request
+from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
 from mless.engines.slots import Beginning, Layout, SlotCache, has_experts, row_by_row_experts, slot_attention
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
 from mless.models import LoadedModel
+from mless.redistribution import ArmHandle, attached
+from mless.values import ArmSettings
 
 Mode = Literal["row-stable", "batch-invariant"]
 #: A prompt's new tokens are padded to a multiple of the first, its cache in prefill to one of the second.
@@ -100,6 +102,7 @@ class HfEngine:
         self._nurseries: dict[int, SlotCache] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
+        self._arm: ArmHandle | None = None
         try:
             self._allocate()
         except torch.OutOfMemoryError:
@@ -109,8 +112,13 @@ class HfEngine:
     # ---- what the rest of the house sees ---------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
-        """Answer every request, longest prompts first unless `live` limits the rows: then in the order given."""
+        """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those with ARM come last."""
         self._check(requests, decoding)
+        for arm, group in by_arm(requests).items():
+            with self._armed(arm):
+                yield from self._generate(group, decoding, live)
+
+    def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
         most = min(live or self.slots, self.slots)
         order = list(requests) if live is not None else sorted(requests, key=self._shape, reverse=True)
         processors = _processors(decoding)
@@ -150,7 +158,23 @@ class HfEngine:
         }
 
     def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
-        """Show the promise on this machine: a few rows alone, then all together in other slots, must give the same bits of logits."""
+        """Show the promise on this machine: a few rows alone, then all together in other slots, must give the same bits of logits.
+
+        Once without ARM and, where requests have it, once with the first of it.
+        """
+        groups = list(by_arm(requests).items())
+        told: dict[str, Any] = {"prompts": 0, "tokens": 0, "logits": "same bits alone and together, in other slots"}
+        try:
+            for arm, group in groups[:1] + [one for one in groups[1:] if one[0] is not None][:1]:
+                with self._armed(arm):
+                    shown = self._show(group, tokens)
+                told |= {"prompts": told["prompts"] + shown["prompts"], "tokens": max(told["tokens"], shown["tokens"])}
+                told["forward"] = max(told.get("forward", 0.0), shown["forward"])
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory() from None
+        return told
+
+    def _show(self, requests: Sequence[Request], tokens: int) -> dict[str, Any]:
         distinct = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
         chosen = [distinct[0], distinct[len(distinct) // 2], distinct[-1]] if len(distinct) > 3 else distinct
         chosen = chosen[-self.slots :]
@@ -160,16 +184,8 @@ class HfEngine:
         others = [r for r in distinct if r not in chosen and self._shape(r) in shapes]
         company = [*chosen, *others[: max(0, min(_COMPANY, self.slots) - len(chosen))]]
         company.sort(key=self._shape, reverse=True)
-        try:
-            alone = [self._trace([request], tokens)[0] for request in chosen]
-            beside = dict(zip([r.key for r in company], self._trace(company, tokens), strict=True))
-            gaps = [
-                self._gap(request, trace[0])
-                for request, trace in zip(chosen, alone, strict=True)
-                if request.position_ids is None and request.hidden is None and len(trace)
-            ]
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory() from None
+        alone = [self._trace([request], tokens)[0] for request in chosen]
+        beside = dict(zip([r.key for r in company], self._trace(company, tokens), strict=True))
         together = [beside[request.key] for request in chosen]
         different = sum(not torch.equal(a, b) for a, b in zip(alone, together, strict=True))
         if different:
@@ -178,8 +194,12 @@ class HfEngine:
                 f"{self._mode} decoding does not hold here: {different} of {len(chosen)} prompts got other logits with neighbours than alone, on "
                 f"{self._model.device} in {self._model.dtype}; try --dtype float32, or {other}"
             )
-        told = {"prompts": len(chosen), "tokens": tokens, "logits": "same bits alone and together, in other slots"}
-        return told | {"forward": max(gaps, default=0.0)}
+        gaps = [
+            self._gap(request, trace[0])
+            for request, trace in zip(chosen, alone, strict=True)
+            if request.position_ids is None and request.hidden is None and request.arm is None and len(trace)
+        ]
+        return {"prompts": len(chosen), "tokens": tokens, "forward": max(gaps, default=0.0)}
 
     def _gap(self, request: Request, ours: Float[Tensor, " vocabulary"]) -> float:
         """How far the first logits are from those of the model's own forward without slots, as a share of their size."""
@@ -217,6 +237,7 @@ class HfEngine:
         self._at = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._hidden = torch.zeros(rows, 2, dtype=torch.long, device=device)
+        self._seeds = torch.zeros(rows, dtype=torch.long, device=device)
         self._layout.at, self._layout.hidden = self._at, self._hidden
         fault: Exception | None = None
         try:
@@ -256,6 +277,22 @@ class HfEngine:
             return
         self._graph = graph
 
+    @contextmanager
+    def _armed(self, settings: ArmSettings | None) -> Generator[None]:
+        """Inside the block the model runs with ARM, in a captured step of its own; afterwards with the one it had."""
+        if settings is None:
+            yield
+            return
+        step = self._graph, self._logits
+        with attached(self._model.model, settings) as self._arm:
+            try:
+                if self._graph is not None:
+                    self._capture()
+                yield
+            finally:
+                self._arm = None
+                self._graph, self._logits = step
+
     def _out_of_memory(self) -> OutOfMemory:
         torch.cuda.empty_cache()
         return OutOfMemory(
@@ -268,6 +305,11 @@ class HfEngine:
         for request in requests:
             if not request.token_ids:
                 raise EngineFault(f"item {request.item!r}: the hf engine takes token ids, and this request has none")
+            if request.arm is not None and request.arm.scope != "token":
+                raise BadStudy(
+                    f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools tokens of one call, so an answer would depend on how its "
+                    "prompt was divided and on its neighbours; use scope token here, or mless.arm around a generate of your own"
+                )
             need = len(request.token_ids) + decoding.max_new_tokens
             if need > self.length:
                 raise EngineFault(
@@ -287,7 +329,7 @@ class HfEngine:
 
         Its last token is left to the first decoding step, so that prefill needs no logits.
         """
-        shared = min(request.shared, len(request.token_ids) - 1)
+        shared = _shared(request)
         new = math.ceil((len(request.token_ids) - 1 - shared) / _CHUNK) * _CHUNK
         return math.ceil((shared + new) / _BUCKET) * _BUCKET, new
 
@@ -336,7 +378,7 @@ class HfEngine:
         positions = torch.zeros_like(at)
         hidden = torch.zeros(rows, 2, dtype=torch.long)
         for row, request in enumerate(group):
-            shared = min(request.shared, len(request.token_ids) - 1)
+            shared = _shared(request)
             rest = request.token_ids[shared:-1]
             ids[row, : len(rest)] = torch.tensor(rest)
             at[row] += shared
@@ -345,7 +387,8 @@ class HfEngine:
             if shared:
                 nursery.write(row, self._beginning(request, shared))
         if new:
-            self._fill(nursery, ids, at, positions, hidden)
+            seeds = [_arm_seed(request) for request in group] + [0] * (rows - len(group))
+            self._fill(nursery, ids, at, positions, hidden, seeds)
         return nursery
 
     def _beginning(self, request: Request, shared: int) -> Beginning:
@@ -361,7 +404,7 @@ class HfEngine:
             positions = torch.zeros_like(at)
             positions[0, :shared] = torch.tensor(position_ids)
             cache = SlotCache(self._model.layers, padded, self._nursery_layout).shaped_like(self._cache, 1)
-            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]))
+            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]), [0])
             self._prefixes[key] = cache.read(0, shared)
             while len(self._prefixes) > _PREFIXES:
                 self._prefixes.popitem(last=False)
@@ -375,8 +418,11 @@ class HfEngine:
         at: Int[Tensor, "rows new"],
         positions: Int[Tensor, "rows new"],
         hidden: Int[Tensor, "rows 2"],
+        seeds: Sequence[int],
     ) -> None:
         device = self._model.device
+        if self._arm is not None:
+            self._arm.rows(seeds=torch.tensor(seeds, device=device), positions=at.to(device))
         self._nursery_layout.at, self._nursery_layout.hidden = at.to(device), hidden.to(device)
         whole = self._model.model
         inner = whole.get_decoder()  # without the head: prefill needs no logits
@@ -387,6 +433,8 @@ class HfEngine:
 
     def _forward(self) -> Float[Tensor, "rows vocabulary"]:
         model = self._model.model
+        if self._arm is not None:
+            self._arm.rows(seeds=self._seeds, positions=self._at)
         with torch.inference_mode(), slot_attention(model, self._layout), row_by_row_experts(model), self._products():
             given = {"input_ids": self._tokens, "position_ids": self._positions, "past_key_values": self._cache}
             return model(**given, use_cache=True).logits[:, -1]
@@ -406,6 +454,11 @@ class HfEngine:
             tokens[row.slot], at[row.slot], positions[row.slot] = row.token, row.at, row.position
         for target, values in ((self._tokens, tokens), (self._at, at), (self._positions, positions)):
             target.copy_(torch.tensor(values)[:, None], non_blocking=True)
+        if self._arm is not None:
+            seeds = [0] * self.slots
+            for row in rows:
+                seeds[row.slot] = _arm_seed(row.request)
+            self._seeds.copy_(torch.tensor(seeds), non_blocking=True)
         if self._graph is not None:
             self._graph.replay()
             assert self._logits is not None
@@ -523,6 +576,17 @@ def _one_scale(model: LoadedModel) -> int:
     if rope.get("rope_type") == "longrope":
         return rope.get("original_max_position_embeddings") or model.context
     return model.context
+
+
+def _shared(request: Request) -> int:
+    """How many of its first tokens a prompt has from elsewhere. With ARM none: what is drawn there is the row's own."""
+    return min(request.shared, len(request.token_ids) - 1) if request.arm is None else 0
+
+
+def _arm_seed(request: Request) -> int:
+    """What ARM draws is of the item and the sample, as the answer's own luck is, and of the setting's seed."""
+    own = request.arm.seed if request.arm is not None else 0
+    return (request.seed + own * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
 
 
 def _positions(request: Request) -> Sequence[int]:

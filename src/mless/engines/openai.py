@@ -610,6 +610,10 @@ def _checked(base_url: str) -> SplitResult:
 
 
 def _check_request(request: Request) -> None:
+    if request.arm is not None:
+        raise BadStudy(
+            f"condition {request.condition!r} changes the model's activations (ARM), and a server's weights are out of reach; use --engine hf or vllm"
+        )
     where = f"item {request.item!r} of {request.condition!r}"
     if request.position_ids is not None or request.hidden is not None:
         raise EngineFault(

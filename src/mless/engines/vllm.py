@@ -6,14 +6,16 @@ import os
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mless.engines.base import Decoding, Reply, Request
+from mless.engines.base import Decoding, Reply, Request, by_arm
 from mless.errors import EngineFault
 from mless.models.locating import Say, unheard
+from mless.values import ArmSettings
 
 _INVARIANT = "VLLM_BATCH_INVARIANT"
 #: Below it vLLM quietly draws at this temperature instead.
@@ -31,7 +33,8 @@ class VllmEngine:
     `dtype` and `max_model_len` are vLLM's own words ("auto": what the config says). `gpu_memory_utilization` is the share of the
     device's memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's;
     every answer is drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's
-    batch-invariant kernels and does without its prefix cache.
+    batch-invariant kernels and does without its prefix cache. `arm` prepares it for requests with ARM: without compiled graphs, which
+    would go on running the model as it was, and without the prefix cache.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class VllmEngine:
         max_model_len: int | None = None,
         seed: int = 0,
         batch_invariant: bool = False,
+        arm: bool = False,
         gpu_memory_utilization: float | None = None,
         say: Say = unheard,
     ) -> None:
         self._core: Any = None
         self._busy = False
+        self._arm = arm
         #: Prompt tokens that came out of the prefix cache rather than being computed, by condition.
         self.cached_tokens: Counter[str] = Counter()
         folder = Path(folder)
@@ -74,15 +79,18 @@ class VllmEngine:
             "max_model_len": max_model_len,
             "seed": seed,
             # A cache hit leaves fewer rows to compute, and vLLM does not yet promise the same bits for them: vllm#40896.
-            "enable_prefix_caching": not self._invariant,
+            # And keys of one way to run the model would serve another, where a condition comes back with other settings of ARM.
+            "enable_prefix_caching": not (self._invariant or arm),
             # Pickles are never read, here as elsewhere.
             "load_format": "safetensors",
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
+        if arm or platform.is_cpu():
+            # Compiling takes longer than a short study; on a GPU its graphs are most of the speed, but replay what they were made of.
+            arguments["enforce_eager"] = True
         if platform.is_cpu():
-            # Compiling takes longer than a short study; on a GPU its graphs are most of the speed.
-            arguments |= {"enforce_eager": True, "block_size": _CPU_BLOCK}
+            arguments["block_size"] = _CPU_BLOCK
         if gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         elif platform.is_cpu():
@@ -114,12 +122,18 @@ class VllmEngine:
             )
         for request in requests:
             self._refuse(request, decoding.max_new_tokens)
-        return self._replies(requests, decoding, min(live or self._rows, self._rows))
+        groups = by_arm(requests)
+        for settings in groups:
+            if settings is not None:
+                self._refuse_arm(settings)
+        return self._replies(groups, decoding, min(live or self._rows, self._rows))
 
     def about(self) -> dict[str, Any]:
         """What is recorded of it; the promise says what a reader may and may not take for the same bits."""
         model, cache = self._config.model_config, self._config.cache_config
         dtype = str(model.dtype).removeprefix("torch.")
+        # Only where it matters: an engine without ARM is described as ever, so that its answers stay the same study's.
+        arm = {"arm_seed": "settings"} if self._arm else {}
         return {
             "engine": "vllm",
             "vllm": self._vllm.__version__,
@@ -133,6 +147,7 @@ class VllmEngine:
             _INVARIANT: os.environ.get(_INVARIANT),
             "row_stable": False,
             "promise": _promise(self._device, dtype, self._invariant),
+            **arm,
         }
 
     def close(self) -> None:
@@ -176,31 +191,68 @@ class VllmEngine:
                 "the tokenizer is not this model's"
             )
 
-    def _replies(self, requests: Sequence[Request], decoding: Decoding, live: int) -> Generator[Reply]:
+    def _refuse_arm(self, settings: ArmSettings) -> None:
+        from mless.engines import vllm_arm
+
+        if not self._arm:
+            raise EngineFault(
+                "ARM was asked of a vllm engine made without it, whose compiled graphs and prefix cache would not know of it; make "
+                "VllmEngine(…, arm=True)"
+            )
+        vllm_arm.refuse(settings, self._config.parallel_config)
+        vllm_arm.fused_points(self._model(), settings.layers)
+
+    def _model(self) -> Any:
+        (model,) = self._core.apply_model(_itself)
+        return model
+
+    def _replies(
+        self, groups: Mapping[ArmSettings | None, Sequence[Request]], decoding: Decoding, live: int
+    ) -> Generator[Reply]:
         if self._busy:
             raise EngineFault("this vllm engine is answering other requests; take all of their replies first")
-        core = self._core
-        waiting = deque(enumerate(requests))
-        flying: dict[str, Request] = {}
         self._busy = True
         try:
-            while waiting or flying:
-                # max_num_seqs stays what it was when the engine started, so the number of live rows is held down here.
-                while waiting and len(flying) < live:
-                    number, request = waiting.popleft()
-                    flying[str(number)] = request
-                    core.add_request(str(number), self._prompt(request), self._sampling(request, decoding))
-                for output in self._step(core):
-                    if output.finished:
-                        yield self._reply(flying.pop(output.request_id), output)
-                if flying and not core.has_unfinished_requests():
-                    lost = next(iter(flying.values()))
-                    raise EngineFault(
-                        f"vLLM is done but gave no answer to {len(flying)} requests, the first of them condition {lost.condition!r}, "
-                        f"item {lost.item!r}; the answers so far are kept, run again"
-                    )
+            for settings, requests in groups.items():
+                yield from self._answered(requests, decoding, live, settings)
         finally:
             self._busy = False
+
+    def _answered(
+        self, requests: Sequence[Request], decoding: Decoding, live: int, settings: ArmSettings | None
+    ) -> Generator[Reply]:
+        """Replies to requests that run the model one way: every row in flight passes the same activations."""
+        core = self._core
+        if core is None:
+            raise EngineFault("this vllm engine was closed while it answered; the answers so far are kept, run again")
+        waiting = deque(enumerate(requests))
+        flying: dict[str, Request] = {}
+        if settings is None:
+            running = nullcontext()
+        else:
+            from mless.engines import vllm_arm
+
+            running = vllm_arm.placed(self._model(), settings)
+        try:
+            with running as arm:
+                while waiting or flying:
+                    # max_num_seqs stays what it was when the engine started, so the number of live rows is held down here.
+                    while waiting and len(flying) < live:
+                        number, request = waiting.popleft()
+                        flying[str(number)] = request
+                        core.add_request(str(number), self._prompt(request), self._sampling(request, decoding))
+                    for output in self._step(core):
+                        if arm is not None:
+                            arm.require_run()
+                        if output.finished:
+                            yield self._reply(flying.pop(output.request_id), output)
+                    if flying and not core.has_unfinished_requests():
+                        lost = next(iter(flying.values()))
+                        raise EngineFault(
+                            f"vLLM is done but gave no answer to {len(flying)} requests, the first of them condition {lost.condition!r}, "
+                            f"item {lost.item!r}; the answers so far are kept, run again"
+                        )
+        finally:
             # Left early (an error, or the caller took no more): what is still computed must not go into the next call's rows.
             if flying and self._core is not None:
                 core.abort_request(list(flying))
@@ -257,6 +309,10 @@ class VllmEngine:
             finish="length" if answer.finish_reason == "length" else "stop",
             token_ids=tuple(answer.token_ids),
         )
+
+
+def _itself(model: Any) -> Any:
+    return model
 
 
 def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:

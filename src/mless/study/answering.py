@@ -31,7 +31,7 @@ from mless.study.identity import (
     versions,
 )
 from mless.study.judging import REPLIES, write_judged
-from mless.study.running import Outcome, Progress, check_prompt
+from mless.study.running import Outcome, Progress, check_arm, check_prompt
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.values import Condition, Item, Prompt
 
@@ -72,6 +72,8 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     if settings.dev_share:
         _check_split(items, settings, spec.seed)
     opened = _Model.open(spec, settings, told, trust_remote_code=trust_remote_code)
+    if opened.layers is not None:
+        check_arm(conditions, opened.layers)
     identity = opened.identity(spec, settings, items)
     folder = ResultFolder(out if out is not None else default_folder(spec, opened.label))
     stored = folder.manifest()
@@ -114,6 +116,11 @@ def _check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) 
                 f"condition {condition.name!r} is none once more (again = true), so it cannot vote; take away its samples = {condition.samples}"
             )
     for condition in conditions:
+        if condition.arm is not None and settings.engine == "openai":
+            raise BadStudy(
+                f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
+                "--engine hf or vllm, or leave the condition out"
+            )
         samples = _samples(settings, condition)
         if samples > 1 and settings.decoding(condition.temperature).greedy:
             raise BadStudy(
@@ -154,7 +161,8 @@ def _check_answers(items: Sequence[Item], spec: StudySpec) -> None:
 
 
 def _rendered(request: Request) -> list[Any]:
-    return [request.key, request.seed, request.token_ids, request.messages, request.position_ids, request.hidden]
+    drawn = [request.key, request.seed, request.token_ids, request.messages, request.position_ids, request.hidden]
+    return drawn if request.arm is None else [*drawn, asdict(request.arm)]
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ def _ask(
             for item, messages in zip(items, conversations, strict=True):
                 for sample in range(_samples(settings, condition)):
                     seed = _seed(spec, condition, item.id, sample)
-                    rows.append(Request(condition.name, item.id, sample, seed, messages=messages))
+                    rows.append(Request(condition.name, item.id, sample, seed, messages=messages, arm=condition.arm))
             requests[condition.name] = rows
         return _Asked(task, items, conditions, None, requests, "text")
     kind = resolve_kind(spec.prompt, opened.tokenizer, opened.label)
@@ -203,7 +211,8 @@ def _ask(
                         sample,
                         _seed(spec, condition, prompt.item, sample),
                         token_ids=prompt.token_ids,
-                        shared=shared if shared >= _WORTH_SHARING else 0,
+                        shared=shared if shared >= _WORTH_SHARING and condition.arm is None else 0,
+                        arm=condition.arm,
                         position_ids=prompt.position_ids,
                         hidden=_hidden(prompt),
                     )
@@ -240,6 +249,7 @@ class _Model:
         self.label = described.source.label if described is not None else slug(spec.model)
         self.family = described.family if described is not None else None
         self.context = described.context if described is not None else None
+        self.layers = described.layers if described is not None else None
 
     @classmethod
     def open(cls, spec: StudySpec, settings: AccuracyTable, told: Progress, *, trust_remote_code: bool) -> _Model:
@@ -336,6 +346,7 @@ class _Model:
                 max_model_len=asked.longest + settings.max_new_tokens,
                 seed=spec.seed,
                 batch_invariant=settings.mode == "batch-invariant",
+                arm=any(condition.arm is not None for condition in asked.conditions),
                 say=say,
             )
         if settings.engine == "openai":
@@ -559,7 +570,7 @@ class _Run:
             "tokenizer": {"fingerprint": self.identity["tokenizer files"], "given": spec.tokenizer},
             "prompt": asked.kind,
             "command": rerun_command(spec, self.folder.path, self.trust_remote_code),
-            "conditions": {c.name: asdict(c) | {"arm": None} for c in asked.conditions},
+            "conditions": {c.name: asdict(c) for c in asked.conditions},
             "items": [item.id for item in asked.items],
             "questions": {item.id: item.question for item in asked.items},
             "seeds": {"study": spec.seed},
