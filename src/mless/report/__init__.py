@@ -36,6 +36,9 @@ def summary(folder: Path) -> dict[str, Any]:
 
     folder = Path(folder)
     told = {"folder": str(folder), "report": str(folder / "report.html"), "verdict": verdict_lines(folder)}
+    inside = _of_insides(folder)
+    if inside is not None:
+        return told | inside.summary(folder)
     if holds_answers(folder):
         return told | {"accuracy": ResultFolder(folder).read_table("accuracy").to_pylist()}
     rows = ResultFolder(folder).read_table("retained", filters=[("queries", "==", "original"), ("head", "==", 0)])
@@ -50,6 +53,9 @@ def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list
     """
     from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
 
+    inside = _of_insides(Path(folder))
+    if inside is not None:
+        return inside.draw_standard(Path(folder), formats)
     if holds_answers(Path(folder)):
         return _draw_answers(StoredAnswers.open(Path(folder)), formats)
     opened = StoredResults.open(Path(folder))
@@ -64,6 +70,26 @@ def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list
     written += draw(FigureSpec("map", "map", (), shown), [folder], formats=formats)
     written += draw(FigureSpec("mass", "mass", (), shown), [folder], layer=first, formats=formats)
     return written
+
+
+def _of_insides(folder: Path) -> Any:
+    """The module for folders that measured something behind attention: its `summary(folder)`, `draw_standard(folder, formats)` and
+    `page(folder)` (the opened folder, the template, what the template needs); None for the other folders.
+    """
+    measures = (ResultFolder(folder).manifest() or {}).get("measures")
+    if measures == "activations":
+        from mless.report import activations
+
+        return activations
+    if measures == "affine":
+        from mless.report import affine
+
+        return affine
+    if measures == "tune":
+        from mless.report import tuning
+
+        return tuning
+    return None
 
 
 def _draw_answers(folder: StoredAnswers, formats: Sequence[str]) -> list[Path]:
@@ -87,7 +113,12 @@ def write_report(folder: Path, *, verdict: Sequence[str]) -> Path:
     from mless.report.page import render
 
     path = Path(folder)
-    opened = StoredAnswers.open(path) if holds_answers(path) else StoredResults.open(path)
     target = path / "report.html"
+    inside = _of_insides(path)
+    if inside is not None:
+        opened, template, parts = inside.page(path)
+        write_atomically(target, render(opened, verdict, template, parts).encode("utf-8"))
+        return target
+    opened = StoredAnswers.open(path) if holds_answers(path) else StoredResults.open(path)
     write_atomically(target, render(opened, verdict).encode("utf-8"))
     return target

@@ -53,8 +53,10 @@ class Token:
     breaks: bool
 
 
-def render(folder: StoredResults | StoredAnswers, verdict: Sequence[str]) -> str:
-    """The page as text."""
+def render(
+    folder: StoredStudy, verdict: Sequence[str], template: str | None = None, parts: dict[str, Any] | None = None
+) -> str:
+    """The page as text; `template` and what it needs are given for what is neither attention nor answers."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -64,10 +66,11 @@ def render(folder: StoredResults | StoredAnswers, verdict: Sequence[str]) -> str
         finalize=_finalize,
     )
     environment.filters.update({"share": _share, "p": _p, **filters()})
-    if isinstance(folder, StoredAnswers):
-        template, parts = "answers.html", answer_parts(folder)
-    else:
-        template, parts = "attention.html", {"retained": _retained(folder)}
+    if template is None or parts is None:
+        if isinstance(folder, StoredAnswers):
+            template, parts = "answers.html", answer_parts(folder)
+        else:
+            template, parts = "attention.html", {"retained": _retained(StoredResults(folder.path, folder.about))}
     return environment.get_template(template).render(
         title=folder.study.get("title") or folder.study.get("name") or "mless study",
         model=folder.label,
@@ -104,7 +107,7 @@ def _p(value: float | None) -> str:
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _facts(folder: StoredResults | StoredAnswers) -> list[tuple[str, str]]:
+def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
     """What was run, in the order a reader asks for it; what a folder does not tell is left out."""
     about, model, study = folder.about, folder.model, folder.study
     size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
@@ -113,8 +116,10 @@ def _facts(folder: StoredResults | StoredAnswers) -> list[tuple[str, str]]:
         engine = {key: value for key, value in folder.engine.items() if key != "promise"}
         promise = folder.engine.get("promise")
         own = [("Answers", decoding_of(folder)), ("Engine", engine), ("What it promises", promise)]
-    else:
+    elif isinstance(folder, StoredResults):
         own = [("First token", "left out of the curves (attention sink)" if folder.omit_first else "shown")]
+    else:
+        own = []
     known: list[tuple[str, object]] = [
         ("Model", folder.label if model.get("name") in (None, folder.label) else f"{folder.label} ({model['name']})"),
         ("Architecture", ", ".join(filter(None, (str(model.get("family") or ""), size)))),
@@ -140,7 +145,7 @@ def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.2g}"
+        return f"{value:.2g}" if abs(value) < 1 else f"{value:g}"
     return "–" if value is None else str(value)
 
 

@@ -1,0 +1,177 @@
+"""A scoped instrument around a loaded model: its activations, as each layer's non-linearity returns them, one layer at a time.
+
+Forward hooks read and change nothing; they are gone when the block is left, by whatever road. What a hook is handed is reduced before the
+next layer runs, so no more than one layer's activations of one batch are ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from mless.errors import BadAttention, BadPrompt, BadStudy, ProofFailed, UnsupportedArchitecture
+from mless.models import LoadedModel
+from mless.models.activations import activation_points
+from mless.values import Prompt
+
+#: Values handed over at a time: their copies in double precision are some tens of megabytes, whatever the prompt's length.
+BLOCK_VALUES = 1 << 20
+_PROOF_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The activations of one prompt's original tokens in one layer. They are the forward's own, so they are to be used at once."""
+
+    layer: int
+    prompt: Prompt
+    values: Float[Tensor, "tokens units"]
+
+    def blocks(self) -> Iterator[Float32[np.ndarray, "tokens units"]]:
+        """The original tokens in order, some at a time, as float32 on the host; what is not finite is refused by name."""
+        at = torch.tensor(self.prompt.original, device=self.values.device)
+        size = max(1, BLOCK_VALUES // self.values.shape[1])
+        for first in range(0, len(at), size):
+            block = self.values.index_select(0, at[first : first + size]).float().cpu().numpy()
+            if not np.isfinite(block).all():
+                bad = self.prompt.original[first + int(np.argwhere(~np.isfinite(block))[0, 0])]
+                raise BadAttention(
+                    f"the activation is not finite (NaN or infinite) in layer {self.layer}, at token {bad} of item {self.prompt.item!r}; the "
+                    "weights or the dtype break it: try --dtype float32, or check the checkpoint"
+                )
+            yield block
+
+
+@contextmanager
+def watching(
+    model: nn.Module, layers: Sequence[int], seen: Callable[[int, Float[Tensor, "*shape units"]], None]
+) -> Generator[None]:
+    """Inside the block every forward hands each layer's activation to ``seen(layer, values)``, as it comes about.
+
+    A model changed by ARM is read as changed if ARM was attached before.
+    """
+    points = activation_points(model, list(layers))
+
+    def hook(layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hand_over(module: nn.Module, given: Any, output: Any) -> None:
+            if not isinstance(output, Tensor):
+                raise UnsupportedArchitecture(
+                    f"{type(module).__name__} of layer {layer} returns {type(output).__name__} and no tensor; see docs/adding-a-model.md"
+                )
+            seen(layer, output.detach())
+
+        return hand_over
+
+    handles = [point.act.register_forward_hook(hook(point.layer)) for point in points]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def read_activations(
+    model: LoadedModel, batch: Sequence[Prompt], *, layers: Sequence[int], take: Callable[[int, Rows], None]
+) -> None:
+    """One forward of the batch, padded on the right; `take(row, rows)` is told of every prompt's original tokens in every layer."""
+    if not layers:
+        raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
+    for layer in layers:
+        if not 1 <= layer <= model.loaded_layers:
+            raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
+    for prompt in batch:
+        if len(prompt) > model.context:
+            raise BadPrompt(
+                f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
+                "leave it out (--limit), shorten it, or use a smaller --length"
+            )
+    longest = max(map(len, batch))
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    real = torch.zeros(len(batch), longest, dtype=torch.long)
+    for row, prompt in enumerate(batch):
+        ids[row, : len(prompt)] = torch.tensor(prompt.token_ids)
+        real[row, : len(prompt)] = 1
+    read: set[int] = set()
+
+    def seen(layer: int, values: Tensor) -> None:
+        # Some families flatten rows and tokens before their MLP; another number of values is another thing altogether.
+        if values.ndim < 2 or values.numel() != ids.numel() * values.shape[-1]:
+            raise UnsupportedArchitecture(
+                f"{model.family!r}: the activation of layer {layer} has the shape {tuple(values.shape)}, expected one row for each of {ids.numel()} "
+                "tokens; see docs/adding-a-model.md"
+            )
+        if layer in read:
+            raise UnsupportedArchitecture(
+                f"{model.family!r} runs the activation of layer {layer} more than once in a forward, so its values cannot be told apart; see "
+                "docs/adding-a-model.md"
+            )
+        read.add(layer)
+        by_row = values.reshape(len(batch), longest, values.shape[-1])
+        for row, prompt in enumerate(batch):
+            take(row, Rows(layer, prompt, by_row[row, : len(prompt)]))
+
+    with watching(model.model, layers, seen), torch.inference_mode():
+        _forward(model, ids, real)
+    missing = sorted(set(layers) - read)
+    if missing:
+        raise UnsupportedArchitecture(
+            f"{model.family!r} did not call the activation module of layer {missing[0]}, so it cannot be measured; see docs/adding-a-model.md"
+        )
+
+
+def _forward(model: LoadedModel, ids: Tensor, real: Tensor) -> Any:
+    padding = None if bool(real.all()) else real.to(model.device)
+    return model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+
+
+def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
+    """Check the instrument on one prompt: reading changes no bit of the model's output, and leaves nothing behind.
+
+    And what is read is what the MLP goes on with: a gated MLP's output, computed anew from it, is the one the model computed.
+    """
+    ids = torch.tensor([prompt.token_ids[:_PROOF_TOKENS]])
+    real = torch.ones_like(ids)
+    points = activation_points(model.model, list(layers))
+    before = [len(point.act._forward_hooks) for point in points]  # pyright: ignore[reportPrivateUsage]
+    activation: dict[int, Tensor] = {}
+    worst = 0.0
+    gated = [point for point in points if point.gated]
+
+    def check(layer: int, owner: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
+        def compare(module: nn.Module, given: Any, output: Any) -> None:
+            nonlocal worst
+            anew = owner.down_proj(activation.pop(layer) * owner.up_proj(given[0]))  # pyright: ignore[reportCallIssue]
+            error = float((anew.float() - output.float()).abs().max() / output.float().abs().max().clamp(min=1e-30))
+            worst = max(worst, error)
+
+        return compare
+
+    with torch.inference_mode():
+        plain = _forward(model, ids, real)[0].clone()
+        handles = [point.owner.register_forward_hook(check(point.layer, point.owner)) for point in gated]
+        try:
+            with watching(model.model, layers, lambda layer, values: activation.update({layer: values})):
+                watched = _forward(model, ids, real)[0].clone()
+        finally:
+            for handle in handles:
+                handle.remove()
+        after = _forward(model, ids, real)[0]
+    restored = torch.equal(plain, after) and before == [len(point.act._forward_hooks) for point in points]  # pyright: ignore[reportPrivateUsage]
+    if not torch.equal(plain, watched) and bool(torch.isfinite(plain).all()):
+        raise ProofFailed(f"{model.label}: its output changed while its activations were read; they cannot be trusted")
+    if not restored and bool(torch.isfinite(plain).all()):
+        raise ProofFailed(f"{model.label}: the model is not as before once its activations were read")
+    # Rounding of the model's own dtype is all that may lie between two ways to the same product.
+    if worst > 64 * torch.finfo(watched.dtype).eps:
+        raise ProofFailed(
+            f"{model.label}: an MLP's output differs by {worst:.1g} (relative) from the one computed from the activation that was read, so that is "
+            "not what the MLP goes on with; see docs/adding-a-model.md"
+        )
+    return {"output unchanged": True, "restored": True} | ({"MLP computed anew": worst} if gated else {})
