@@ -17,7 +17,7 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
-from mless.study.spec import AccuracyTable, ConditionTable
+from mless.study.spec import AccuracyTable, ConditionTable, TuneTable
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
@@ -77,6 +77,7 @@ def _options(command: Any) -> Iterable[tuple[str, str, str]]:
 
 def _study_fields() -> Iterable[tuple[str, str]]:
     tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
+    tables |= {"tune": ("tune", TuneTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]

@@ -59,7 +59,7 @@ PromptKind = Annotated[
 Conditions = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated: none, mless, mful, random, or a study's own; for answers also plan-and-solve, rephrased, question-twice, "
+        help="Comma-separated: none, mless, mful, random, arm, mless-arm, or a study's own; for answers also plan-and-solve, rephrased, question-twice, "
         "position-only, masked-filler, self-consistency."
     ),
 ]
@@ -279,7 +279,7 @@ def _print_accuracy(folder: Path) -> None:
 def figure(
     name: Annotated[
         str,
-        typer.Argument(help="fig2, fig6, fig8 … fig11, fig13 … fig20, table1, table4, table5, map, retained or mass."),
+        typer.Argument(help="fig2 … fig4, fig6 … fig20, table1 … table9, map, retained or mass."),
     ],
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Result folders to draw from; without any, the study is run.")
@@ -416,6 +416,73 @@ def _run_for_figure(
 
 
 @app.command(epilog=_EPILOG)
+def tune(
+    study: Annotated[
+        str, typer.Argument(help="A study with [accuracy]: its name (see: mless studies) or a TOML file.")
+    ] = "tune",
+    model: Model = None,
+    tokenizer: Tokenizer = None,
+    trust_remote_code: Remote = False,
+    data: Data = None,
+    question_field: QuestionField = None,
+    answer_field: AnswerField = None,
+    limit: Limit = None,
+    prompt: PromptKind = None,
+    c: Annotated[str | None, typer.Option("--c", help="Values of c to try, as 0.05,0.13.")] = None,
+    fraction: Annotated[str | None, typer.Option(help="Fractions to try in c's place, as 0.1,0.25.")] = None,
+    p1: Annotated[str | None, typer.Option("--p1", help="Percentiles to try with each of them, as 90,99.5.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to try, each alternative by itself: 1,2,1-3 are three, 1+5 is one.")
+    ] = None,
+    p_min: Annotated[str | None, typer.Option(help="Lower bounds of the share, tried at the study's c and p1.")] = None,
+    p_max: Annotated[str | None, typer.Option(help="Upper bounds, tried with each lower one.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="halving (rungs of growing dev items) or grid (all settings on all dev items).")
+    ] = None,
+    dev_share: Annotated[float | None, typer.Option(help="Share of the items to choose on.")] = None,
+    transfer: Annotated[
+        list[str] | None, typer.Option(help="Other data to try the chosen setting on; may be given several times.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="hf, vllm, or scripted.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Where an answer is cut off.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    seed: Seed = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Choose ARM's parameters on some items, and say on the others what the choice is worth."""
+    from mless.report import publish, summary
+    from mless.study import load_study
+    from mless.study.tuning import run_tuning
+
+    changes = _changes(
+        model=model, tokenizer=tokenizer, data=data, question_field=question_field, answer_field=answer_field, limit=limit, prompt=prompt,
+        dtype=dtype, device=device, seed=seed,
+    )  # fmt: skip
+    tried = _changes(
+        c=c, fraction=fraction, p1=p1, layers=layers, p_min=p_min, p_max=p_max, method=method, dev_share=dev_share, transfer=transfer,
+    )  # fmt: skip
+    changes |= {f"tune.{key}": value for key, value in tried.items()}
+    changes |= {f"accuracy.{key}": v for key, v in _changes(engine=engine, max_new_tokens=max_new_tokens).items()}
+    bar = _Bar(as_json)
+    try:
+        outcome = run_tuning(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
+    finally:
+        bar.stop()
+    bar.checked()
+    page = publish(outcome.folder, fresh=outcome.fresh, say=bar.say)
+    told = summary(outcome.folder)
+    if as_json:
+        typer.echo(json.dumps(told | {"units_computed": outcome.computed}, ensure_ascii=False))
+        return
+    note = "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed"
+    _print_verdict(told["verdict"], note)
+    typer.echo(f"\nreport: {_plain(str(page))}")
+
+
+@app.command(epilog=_EPILOG)
 def plan(
     items: Annotated[int | None, typer.Option(help="How many items the run would have.")] = None,
     data: Annotated[str | None, typer.Option(help="Count the items of this data set instead.")] = None,
@@ -447,6 +514,39 @@ def plan(
         return
     for line in plan_lines(found):
         typer.echo(_plain(line))
+
+
+@app.command("import", epilog=_EPILOG)
+def import_(
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            help="FILE or NAME=FILE, one per condition, none among them: lm-eval's samples_*.jsonl, or Inspect's .eval or .json logs."
+        ),
+    ],
+    metric: Annotated[
+        str | None, typer.Option(help="The score to compare, 0 or 1 for every item: exact_match, acc …")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Which task of a file with several; else what it is called.")] = None,
+    model: Annotated[str | None, typer.Option(help="What the model is called, where the files do not say.")] = None,
+    margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = 0.02,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Compare per-item results of lm-evaluation-harness or Inspect by the same statistics, and print the verdict."""
+    from mless.report import publish, summary
+    from mless.study.imported import import_results
+
+    outcome = import_results(results, out, metric=metric, task=task, model=model, margin=margin, seed=seed)
+    page = publish(outcome.folder, fresh=True)
+    told = summary(outcome.folder)
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+        return
+    _print_verdict(told["verdict"], f"{outcome.units} answers imported")
+    _print_accuracy(outcome.folder)
+    typer.echo(f"\nreport: {_plain(str(page))}")
 
 
 @app.command(epilog=_EPILOG)

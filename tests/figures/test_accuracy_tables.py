@@ -16,8 +16,8 @@ from mless.figures import check, draw
 from mless.figures.folder import Accuracy
 from mless.figures.tables import write_tables
 from mless.study.accuracy import ACCURACY, best_on_dev, read_accuracy
-from mless.study.spec import AccuracyTable
-from mless.values import PLACEMENTS, Condition, FigureSpec
+from mless.study.spec import AccuracyTable, load_study
+from mless.values import PLACEMENTS, ArmSettings, Condition, FigureSpec
 from synthetic import write_answers, write_folder
 
 ODD = (
@@ -328,3 +328,81 @@ def test_a_folder_of_attention_has_no_table(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "r", layers=1, heads=2, items=2)
     with pytest.raises(BadFolder, match=r"its study measured attention, not answers"):
         write_tables("table1", [path], tmp_path)
+
+
+# ---- tables with ARM -------------------------------------------------------------------------------------------------
+
+ARM = ArmSettings(c=0.13, p1=99.5)
+WITH_ARM = (
+    "none",
+    "none-again",
+    "mless",
+    Condition("arm", "none", arm=ARM),
+    Condition("mless-arm", "repeat", " /", 55, arm=ARM),
+    "self-consistency",
+    Condition("arm-self-consistency", "none", samples=5, temperature=0.7, arm=ARM),
+)
+
+
+def shown_in(study: str) -> tuple[str, ...]:
+    figure = load_study(study).figure
+    assert figure is not None
+    return tuple(figure.conditions)
+
+
+def test_table2_and_table3_have_models_down_and_tasks_across(tmp_path: Path):
+    sums = write_answers(tmp_path / "sums", items=60, conditions=WITH_ARM, effects={"arm": 0.35})
+    more = write_answers(tmp_path / "more", items=40, conditions=WITH_ARM, task="aime24", seed=1)
+    write_tables("table2", [sums, more], tmp_path, conditions=shown_in("table2"))
+    rows = cells((tmp_path / "table2.md").read_text())
+    assert rows[0][:3] == ["model", "arithmetic-1 w/o", "arithmetic-1 w/ ARM"]
+    assert "aime24 w/ ARM" in rows[0]
+    assert len(rows) == 2
+    assert rows[1][3].startswith("**+")
+    check_latex((tmp_path / "table2.tex").read_text())
+    write_tables("table3", [sums, more], tmp_path, conditions=shown_in("table3"))
+    assert [row[1] for row in cells((tmp_path / "table3.md").read_text())] == ["condition", "w/ Mless", "w/ ARM"]
+
+
+def test_table6_holds_arm_and_votes_against_one_answer(tmp_path: Path):
+    folder = write_answers(tmp_path / "r", items=60, conditions=WITH_ARM)
+    write_tables("table6", [folder], tmp_path, conditions=shown_in("table6"))
+    head, *rows = cells((tmp_path / "table6.md").read_text())
+    assert [row[0] for row in rows] == [
+        "none", "none-again", "mless", "arm", "mless-arm", "self-consistency", "arm-self-consistency",
+    ]  # fmt: skip
+    metric = {row[0]: row[head.index("metric")] for row in rows}
+    assert (metric["arm"], metric["arm-self-consistency"]) == ("pass@1", "maj@5")
+    words = {row[0]: row[head.index("prompt")] for row in rows}
+    assert words["arm"] == "ARM with c 0.13, p1 99.5, layer 1"
+    assert words["mless-arm"] == '55 × " /" before-question; ARM with c 0.13, p1 99.5, layer 1'
+    assert words["arm-self-consistency"].endswith("vote of 5 samples; temperature 0.7")
+    kept = {row["condition"]: row for row in csv.DictReader((tmp_path / "table6.csv").read_text().splitlines())}
+    assert json.loads(kept["arm"]["arm"])["c"] == 0.13
+    assert kept["mless"]["arm"] == ""
+
+
+def test_table7_has_a_row_per_task_and_condition_and_takes_folders_without_a_control(tmp_path: Path):
+    own = write_answers(tmp_path / "own", items=60, conditions=WITH_ARM[:4], task="gsm8k_test")
+    imported = write_answers(tmp_path / "imported", items=50, conditions=("none", WITH_ARM[3]), task="boolq")
+    write_tables("table7", [own, imported], tmp_path, conditions=shown_in("table7"))
+    head, *rows = cells((tmp_path / "table7.md").read_text())
+    assert head[:3] == ["model", "task", "condition"]
+    assert [tuple(row[1:3]) for row in rows] == [
+        ("gsm8k\\_test", "none"), ("gsm8k\\_test", "none-again"), ("gsm8k\\_test", "mless"), ("gsm8k\\_test", "arm"),
+        ("boolq", "none"), ("boolq", "arm"),
+    ]  # fmt: skip
+    assert rows[-1][head.index("A/A")] == "–"
+
+
+def test_table8_is_of_pass_at_k(tmp_path: Path):
+    settings = AccuracyTable(samples=4, temperature=0.5, k=[1, 3])
+    folder = write_answers(tmp_path / "r", items=50, conditions=("none", "none-again", WITH_ARM[3]), settings=settings)
+    write_tables("table8", [folder], tmp_path, conditions=shown_in("table8"))
+    head, *rows = cells((tmp_path / "table8.md").read_text())
+    assert [(row[head.index("metric")], row[0]) for row in rows] == [
+        (metric, name) for metric in ("pass@1", "pass@3") for name in ("none", "none-again", "arm")
+    ]
+    greedy = write_answers(tmp_path / "greedy", items=20, conditions=("none", "none-again", WITH_ARM[3]))
+    with pytest.raises(BadFolder, match=r"no pass@k beyond pass@1, .* --samples 4"):
+        write_tables("table8", [greedy], tmp_path, conditions=shown_in("table8"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mless.errors import BadStudy
 from mless.stats import Margins
 from mless.study import available_studies, load_study
+from mless.study.choosing import settings_to_try
 from mless.study.identity import default_folder, rerun_command
 from mless.study.spec import StudySpec
 from mless.values import Condition
@@ -158,7 +159,7 @@ def test_unknown_studies_and_conditions() -> None:
     assert "no study '../quick' (did you mean 'quick'?)" in refusal("../quick")
     assert "no study file 'nowhere.toml'; `mless studies` lists" in refusal("nowhere.toml")
     assert refusal(conditions="none,mles").startswith(
-        "no condition 'mles' (did you mean 'mless'?); there are: none, mless, mful, random, and those a study declares"
+        "no condition 'mles' (did you mean 'mless'?); there are: none, mless, mful, random, arm, mless-arm, and those a study declares"
     )
 
 
@@ -387,3 +388,44 @@ def test_k_must_be_whole_numbers(k: str) -> None:
 def test_one_k_is_enough() -> None:
     changes = {"accuracy.k": 4, "accuracy.samples": 4, "accuracy.temperature": 0.5}
     assert load_study("accuracy", changes).accuracy.k == [4]
+
+
+# ---- items by id, and [tune] -----------------------------------------------------------------------------------------
+
+
+def test_only_takes_items_by_their_ids_in_the_datas_order():
+    spec = load_study("accuracy", {"data": "arithmetic:1:9", "only": "arithmetic-1-0007,arithmetic-1-0002"})
+    assert [item.id for item in spec.load_items()[1]] == ["arithmetic-1-0002", "arithmetic-1-0007"]
+    with pytest.raises(
+        BadStudy, match=r"only: no item '7' in arithmetic:1:9 \(1 such\); ids are expected, as 'arithmetic-1-0001'"
+    ):
+        load_study("accuracy", {"data": "arithmetic:1:9", "only": "7"}).load_items()
+
+
+def test_a_tuning_grid_is_typed_with_commas_or_given_as_a_list():
+    tune = load_study(
+        "tune", {"tune.c": "0.1, 0.2", "tune.layers": "1,2-3,1+5"}, ["tune.p1=90", "tune.fraction=0.1,0.25"]
+    ).tune
+    assert tune is not None
+    assert (tune.c, tune.p1, tune.fraction) == ([0.1, 0.2], [90.0], [0.1, 0.25])
+    assert tune.layers == ["1", "2-3", "1+5"]
+    with pytest.raises(BadStudy, match=r"field 'tune.c': expected numbers, as 0\.05,0\.13, got 'much'"):
+        load_study("tune", {"tune.c": "much"})
+    with pytest.raises(BadStudy, match=r"no field 'tune.dev_shar' \(did you mean 'tune.dev_share'\?\)"):
+        load_study("tune", {"tune.dev_shar": 0.5})
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table6", "table7", "table8"])
+def test_the_tables_with_arm_can_show_what_they_run(name: str):
+    spec = load_study(name)
+    spec.check_figure()
+    assert any(condition.arm is not None for condition in spec.conditions_in_order())
+
+
+@pytest.mark.parametrize("name", ["tune", "fig12", "table9"])
+def test_the_tuning_studies_have_a_grid_and_a_figure(name: str):
+    spec = load_study(name)
+    spec.check_figure()
+    assert spec.single_layer() is None
+    assert len(settings_to_try(spec)) > 5
+    assert spec.figure_spec().kind in ("sensitivity", "table")

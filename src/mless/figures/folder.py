@@ -49,7 +49,10 @@ def _about(path: Path) -> dict[str, Any]:
 
 def holds_answers(path: Path) -> bool:
     """Whether the folder's study measured answers and not attention; what is no result folder is refused."""
-    study: Any = _about(path).get("study")
+    about = _about(path)
+    if about.get("measures") == "tune":
+        return False  # its inner folders do
+    study: Any = about.get("study")
     asked = isinstance(study, dict) and cast("dict[str, Any]", study).get("accuracy") is not None
     return asked or (path / "accuracy.parquet").exists()
 
@@ -317,6 +320,10 @@ class StoredAnswers(StoredStudy):
     def open(cls, path: Path) -> StoredAnswers:
         """Read ``study.json``; a folder that measured attention is refused."""
         if not holds_answers(path):
+            if _about(path).get("measures") == "tune":
+                raise BadFolder(
+                    f"{path} holds a tuning, whose answers lie in folders of their own; give {path / 'test'}"
+                )
             raise BadFolder(
                 f"{path} holds no accuracy.parquet: its study measured attention, not answers; `mless run accuracy --out …` makes one that does"
             )

@@ -15,8 +15,11 @@ from mless.figures import wording
 from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
 from mless.store import write_atomically
 
-#: The tables that have a layout of their own; any other id gets one row per condition.
-BY_MODEL, BY_PLACEMENT, BY_FILLER = "table1", "table4", "table5"
+#: The tables that have a layout of their own; any other id gets one row per condition, split and metric.
+BY_MODEL = ("table1", "table2", "table3")
+BY_PLACEMENT, BY_FILLER, PARAMETERS = "table4", "table5", "table9"
+#: One row per condition: its headline (pass@1, or its vote), or what solving an item in k tries comes to.
+BY_HEADLINE, BY_PASSES = ("table6", "table7"), "table8"
 #: What table 1 says of each task.
 BY_MODEL_HEADS = ("w/o", "w/", "Δ points", "A/A", "p (Holm)", "cut off %", "no answer %")
 
@@ -51,18 +54,26 @@ def write_tables(
 ) -> list[Path]:
     """Write ``<out>/<spec_id>.<format>`` from the folders' accuracy.parquet.
 
-    ``table1`` has a row per model and columns per task, ``table4`` names conditions by their placement and ``table5`` by their filler; any
-    other id is the plain table, a row per condition, split and metric. `conditions` are those to show, in their order; all unless given,
-    and the A/A control always. CSV has all of accuracy.parquet's columns for the conditions shown, and every digit.
+    ``table1`` to ``table3`` have a row per model (and condition) and columns per task, ``table4`` names conditions by their placement and
+    ``table5`` by their filler, ``table6`` and ``table7`` have a row per condition, ``table8`` one per condition and pass@k; any other id
+    is the plain table, a row per condition, split and metric. `conditions` are those to show, in their order; all unless given,
+    and the A/A control always. CSV has all of accuracy.parquet's columns for the conditions shown, and every digit. ``table9`` is of ARM's
+    parameters, from the folders of `mless tune`.
     """
     if not folders:
         raise BadStudy(f"table {spec_id}: no result folder given; `mless run accuracy --out …` makes one")
-    opened = [StoredAnswers.open(Path(folder)) for folder in folders]
-    shown = [_Shown(folder, _kept(folder, conditions)) for folder in opened]
-    table = _by_model(spec_id, shown) if spec_id == BY_MODEL else _by_condition(spec_id, shown)
+    if spec_id == PARAMETERS:
+        from mless.figures.tuned import parameters_table
+
+        table, digits = parameters_table([Path(folder) for folder in folders])
+    else:
+        opened = [StoredAnswers.open(Path(folder)) for folder in folders]
+        shown = [_Shown(folder, _kept(folder, conditions)) for folder in opened]
+        table = _by_model(spec_id, shown) if spec_id in BY_MODEL else _by_condition(spec_id, shown)
+        digits = _csv(shown)
     writers: dict[str, Callable[[], str]] = {
         "md": lambda: _markdown(table),
-        "csv": lambda: _csv(shown),
+        "csv": lambda: digits,
         "tex": lambda: _latex(table, spec_id),
     }
     unknown = [kind for kind in formats if kind not in writers]
@@ -110,6 +121,10 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
     labelled = {BY_PLACEMENT: "placement", BY_FILLER: "filler"}.get(spec_id)
     if labelled:
         rows = [(one, row) for split in ("all", "test") for one in shown for row in _headlines(one, split)]
+    elif spec_id in BY_HEADLINE:
+        rows = [(one, row) for one in shown for row in _headlines(one)]
+    elif spec_id == BY_PASSES:
+        rows = [(one, row) for one in shown for row in _passes(one)]
     else:
         rows = [(one, row) for one in shown for row in one.rows]
     every = [row for _, row in rows]
@@ -178,6 +193,17 @@ def _choices(labelled: str | None, shown: Sequence[_Shown]) -> str:
 def _headlines(one: _Shown, split: str = "all") -> list[Accuracy]:
     found = shown_rows(one.rows, one.folder.conditions, split)
     return [found[name] for name in dict.fromkeys(row.condition for row in one.rows) if name in found]
+
+
+def _passes(one: _Shown) -> list[Accuracy]:
+    """The pass@k of all items, by k; a condition that votes over its samples has none."""
+    found = [row for row in one.rows if row.split == "all" and row.metric.startswith("pass@")]
+    if not any(row.metric != "pass@1" for row in found):
+        raise BadFolder(
+            f"{one.folder.path}: no pass@k beyond pass@1, which takes several samples per item; run the study with --samples 4 --temperature 0.5 "
+            "--k 1,3"
+        )
+    return sorted(found, key=lambda row: int(row.metric.partition("@")[2]))
 
 
 def _name(labelled: str | None, condition: str, about: Mapping[str, object], *, control: bool) -> Cell:
@@ -355,7 +381,7 @@ def _heading(name: str, count: int) -> str:
 def _csv(shown: Sequence[_Shown]) -> str:
     """Every column of accuracy.parquet, and what tells conditions and folders apart; numbers with all their digits."""
     names = [field.name for field in fields(Accuracy)]
-    told = ("kind", "filler", "length", "placement")
+    told = ("kind", "filler", "length", "placement", "arm")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*names, *told, "engine", "mode", "slots"])
@@ -366,7 +392,9 @@ def _csv(shown: Sequence[_Shown]) -> str:
             values: list[object] = [getattr(row, name) for name in names]
             # JSON, so that a newline or a space at the edge survives every reader.
             values += [
-                json.dumps(about[key], ensure_ascii=False) if key == "filler" and about.get(key) else about.get(key)
+                json.dumps(about[key], ensure_ascii=False)
+                if key in ("filler", "arm") and about.get(key)
+                else about.get(key)
                 for key in told
             ]
             writer.writerow([*values, engine.get("engine"), engine.get("mode"), engine.get("slots")])

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mless.figures.folder import Accuracy, StoredAnswers
-from mless.study.accuracy import BestOnDev
+from mless.study.accuracy import BestOnDev, arm_of, arm_words
 from mless.study.comparing import p_of_row
 
 #: As the published tables number them.
@@ -105,6 +105,8 @@ _NAMES = {
     "mless": "w/ Mless",
     "mful": "w/ Mful",
     "random": "w/ random text",
+    "arm": "w/ ARM",
+    "mless-arm": "w/ Mless + ARM",
 }
 
 
@@ -127,15 +129,19 @@ def filler_shown(about: Mapping[str, Any]) -> str:
 
 
 def condition_words(about: Mapping[str, Any]) -> str:
-    """What a condition does to the prompt, in a few words."""
+    """What a condition does to the prompt or the model, in a few words."""
     kind = about.get("kind")
     said: list[str] = []
+    if about.get("imported") and not about.get("told"):
+        return visible(f"as in {about['imported']}", keep="")
     if kind == "repeat":
         said.append(f"{about.get('length')} × {filler_shown(about)} {about.get('placement')}")
     elif kind == "text":
         said.append(f"{about.get('length')} tokens of natural text {about.get('placement')}")
     elif kind == "shift":
         said.append(f"positions shifted by {about.get('length')}, no tokens")
+    if about.get("arm"):
+        said.append(arm_words(arm_of(about["arm"])))
     if about.get("hidden"):
         said.append("masked")
     if about.get("again"):
@@ -174,6 +180,8 @@ def decoding_of(folder: StoredAnswers) -> str:
     table = folder.settings
     if not table:
         return ""
+    if folder.engine.get("drawn"):
+        return str(folder.engine["drawn"]).capitalize()
     warm = float(table.get("temperature") or 0)
     drawn = f"Temperature {warm:g}, top-p {float(table.get('top_p') or 1):g}" if warm else "Greedy"
     return f"{drawn}, at most {table.get('max_new_tokens', '?')} new tokens"

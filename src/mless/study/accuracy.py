@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
 from mless.study.comparing import ALPHA, AccuracyVerdict, Run, compare, p_of_row, verdict_of
 from mless.study.spec import AccuracyTable
-from mless.values import Condition
+from mless.values import ArmSettings, Condition, format_numbers
 
 #: Why an answer, or its reference, was compared as text though it may be mathematics.
 _UNREAD = [tasks.NOTES[key] for key in ("long", "time", "memory", "crash", "reference", "answer")]
@@ -229,8 +230,13 @@ def _run_of(mine: pa.Table, items: int) -> Run:
         # A server may not say how many tokens an answer had.
         np.array([np.nan if n is None else n for n in column("n_tokens")], np.float64).reshape(items, -1),
         objects([text or "" for text in column("text")]),
-        objects([None if answer is None else tasks.vote_of(answer) for answer in column("extracted")]),
+        objects([None if answer is None else _vote(answer) for answer in column("extracted")]),
     )
+
+
+@functools.lru_cache(maxsize=1 << 16)  # the same answers are read for every split and every comparison
+def _vote(answer: str) -> str:
+    return tasks.vote_of(answer)
 
 
 # ---- a choice made by looking ----------------------------------------------------------------------------------------
@@ -289,11 +295,30 @@ def read_accuracy(path: Path) -> tuple[dict[str, Any], dict[str, Condition], lis
         )
     rows: list[dict[str, Any]] = folder.read_table("accuracy").to_pylist()
     known = {field.name for field in fields(Condition)}
-    conditions = {
-        name: Condition(**{key: value for key, value in one.items() if key in known})
-        for name, one in (about or {})["conditions"].items()
-    }
+    conditions: dict[str, Condition] = {}
+    for name, one in (about or {})["conditions"].items():
+        kept: dict[str, Any] = {key: value for key, value in one.items() if key in known}
+        kept["arm"] = arm_of(one["arm"]) if one.get("arm") else None
+        conditions[name] = Condition(**kept)
     return about or {}, conditions, rows
+
+
+def arm_of(stored: Mapping[str, Any]) -> ArmSettings:
+    """ARM's settings as study.json has them."""
+    given: dict[str, Any] = {**stored, "layers": tuple(stored["layers"])}
+    return ArmSettings(**given)
+
+
+def arm_words(one: ArmSettings) -> str:
+    """``ARM with c 0.13, p1 99.5, layer 1``, and what else is not usual."""
+    usual = ArmSettings(c=0.0)
+    parts = [f"c {one.c:g}" if one.c is not None else f"fraction {one.fraction:g}", f"p1 {one.p1:g}"]
+    if one.c is not None and (one.p_min, one.p_max) != (usual.p_min, usual.p_max):
+        parts.append(f"share kept within {one.p_min:g} to {one.p_max:g}")
+    parts.append(f"layer{'s' if len(one.layers) > 1 else ''} {format_numbers(one.layers)}")
+    parts += [f"scope {one.scope}"] if one.scope != usual.scope else []
+    parts += [f"rule {one.rule}"] if one.rule != usual.rule else []
+    return f"ARM with {', '.join(parts)}"
 
 
 def accuracy_rows(path: Path) -> list[dict[str, Any]]:
@@ -318,7 +343,7 @@ def accuracy_lines(path: Path) -> list[str]:
     compared = [name for name in heads if name not in ("none", again)]
     lines = [_opening(about, settings, heads["none"])]
     lines += [
-        f"{name} ({_describe(conditions[name])}): {_result(heads[name], settings['margin'], family=len(compared))}"
+        f"{name} ({_told(name, about, conditions)}): {_result(heads[name], settings['margin'], family=len(compared))}"
         for name in heads
         if name != again
     ]
@@ -332,6 +357,13 @@ def accuracy_lines(path: Path) -> list[str]:
     lines += _form(heads, judged)
     disagree = judged.column("disagree")
     differing = disagree.to_pylist().count(True)
+    if about.get("imported"):
+        engine: Mapping[str, Any] = about["engine"]
+        return [
+            *lines,
+            f"Right and wrong are as {engine['engine']} judged them ({engine['metric']}).",
+            *_warnings(heads, compared),
+        ]
     lines.append(
         f"The string and the symbolic rule judged {differing:,} of {len(disagree):,} answers differently"
         + ("; answers.parquet says why each was judged as it was." if differing else ".")
@@ -348,12 +380,20 @@ def _opening(about: Mapping[str, Any], settings: Mapping[str, Any], none: Mappin
     slots = engine.get("slots")
     details = [engine.get("mode"), f"S = {slots}" if slots else None]
     shown = ", ".join(str(one) for one in details if one)
-    drawn = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
+    drawn = engine.get("drawn") or (f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy")
     samples = f"{none['samples']} samples" if none["samples"] > 1 else "1 answer"
     return (
         f"{about['model']['label']}, {none['n']:,} item{'s' if none['n'] != 1 else ''} of {about['task']}, engine "
         f"{engine.get('engine', settings['engine'])}{f' ({shown})' if shown else ''}, {drawn}, {samples} per item; accuracy = share judged "
         "right, with 95 % interval"
+    )
+
+
+def _told(name: str, about: Mapping[str, Any], conditions: Mapping[str, Condition]) -> str:
+    """What a condition is; of imported results that do not say it, where they came from."""
+    stored: Mapping[str, Any] = about["conditions"][name]
+    return (
+        f"as in {stored['imported']}" if stored.get("imported") and not stored["told"] else _describe(conditions[name])
     )
 
 
@@ -365,6 +405,8 @@ def _describe(condition: Condition) -> str:
         parts.append(f"{condition.length} tokens of natural text, {condition.placement}")
     elif condition.kind == "shift":
         parts.append(f"positions moved on by {condition.length}, {condition.placement}, no token inserted")
+    if condition.arm is not None:
+        parts.append(arm_words(condition.arm))
     if condition.hidden:
         parts.append("hidden from the other tokens")
     if condition.system is not None:
@@ -396,6 +438,17 @@ def _result(row: Mapping[str, Any], margin: float, *, family: int) -> str:
         if family > 1 and row["p_adjusted"] is not None:
             text += f", after Holm {_p(row['p_adjusted'])}"
     return f"{text}: {_words(row, row['p_adjusted'], row['verdict'], margin)}"
+
+
+def change_words(row: Mapping[str, Any]) -> str:
+    """``Δ +3.3 points [−1.0, +7.6], p = 0.12``, without a verdict."""
+    text = f"Δ {_points(row['delta'])} points{_interval(row['delta_lo'], row['delta_hi'], signed=True)}"
+    return text if row["p"] is None else f"{text}, {_p(row['p'])}"
+
+
+def points_words(share: float) -> str:
+    """``+3.3``, in points."""
+    return _points(share)
 
 
 def _words(row: Mapping[str, Any], p: float | None, verdict: str, margin: float) -> str:

@@ -1,0 +1,214 @@
+"""Reading what `mless tune` left, and table 9: ARM's parameters as published and as chosen here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from mless.errors import BadFolder
+from mless.figures import wording
+from mless.figures.folder import Accuracy, StoredStudy
+from mless.figures.tables import Cell, Table
+from mless.store import ResultFolder
+from mless.values import ARM_PRESETS, ArmSettings, format_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One row of ``tuning.parquet``: a setting on all dev items up to a rung, beside `none`. Shares are 0…1."""
+
+    condition: str
+    rung: int
+    c: float | None
+    fraction: float | None
+    p_min: float
+    p_max: float
+    p1: float
+    layers: tuple[int, ...]
+    n: int
+    none: float
+    value: float
+    lo: float | None
+    hi: float | None
+    delta: float
+    delta_lo: float | None
+    delta_hi: float | None
+    p: float | None
+    p_adjusted: float | None
+    kept: bool
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.p_min, self.p_max
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTuning(StoredStudy):
+    """A folder that `mless tune` made."""
+
+    @classmethod
+    def open(cls, path: Path) -> StoredTuning:
+        about = ResultFolder(path).manifest()
+        if about is None or about.get("measures") != "tune":
+            raise BadFolder(
+                f"{path} holds no tuning of ARM's parameters; `mless tune --out …` makes a folder that does, and its inner folders are for the "
+                "tables of accuracy"
+            )
+        if not about.get("complete"):
+            raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
+        return cls(path, about)
+
+    @property
+    def task(self) -> str:
+        return str(self.about.get("task") or self.study.get("data") or "task")
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What study.json says of the choice: chosen, tried, rungs, dev, test, transfer."""
+        return cast("dict[str, Any]", self.about["tuning"])
+
+    @property
+    def chosen(self) -> str:
+        return str(self.told["chosen"])
+
+    def rows(self) -> list[Tried]:
+        """Every setting and rung, in the order in which they were tried."""
+        found: list[Tried] = []
+        for row in self.table("tuning", [field.name for field in fields(Tried)]).to_pylist():
+            told: dict[str, Any] = {**row, "layers": tuple(row["layers"])}
+            found.append(Tried(**told))
+        if not found:
+            raise BadFolder(f"{self.path}: tuning.parquet holds no rows; run the same command again")
+        return found
+
+    def tried(self) -> list[Tried]:
+        """Each setting once, by the last rung it was in."""
+        return list({row.condition: row for row in self.rows()}.values())
+
+    def best(self) -> Tried:
+        """The chosen setting, on all dev items."""
+        return next(row for row in self.tried() if row.condition == self.chosen)
+
+    def accuracy(self) -> list[Accuracy]:
+        """The chosen setting, `none` and the A/A control on the test items (split ``test``) and on other tasks (``all``)."""
+        rows: list[Accuracy] = []
+        for row in self.table("tuned", [field.name for field in fields(Accuracy)]).to_pylist():
+            told: dict[str, Any] = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+            rows.append(Accuracy(**told))
+        return rows
+
+    def on_test(self) -> Accuracy:
+        """The chosen setting on the test items."""
+        return next(
+            row for row in self.accuracy() if (row.split, row.metric, row.condition) == ("test", "pass@1", self.chosen)
+        )
+
+
+# ---- table 9 ---------------------------------------------------------------------------------------------------------
+
+HEADS = (
+    "model", "parameters", "task", "c", "fraction", "p_min", "p_max", "p1", "layers", "settings tried", "dev n", "dev Δ points", "test n",
+    "test Δ points", "p", "verdict",
+)  # fmt: skip
+#: What table 9 was published for.
+PUBLISHED_TASK = "MATH-500"
+
+
+def parameters_table(paths: Sequence[Path]) -> tuple[Table, str]:
+    """Table 9, and the same as CSV with every digit: what was published, and below a model's name what was chosen for it here."""
+    folders = [StoredTuning.open(path) for path in paths]
+    own = {id(folder): folder for folder in folders}
+    lines: list[tuple[str, StoredTuning | None, ArmSettings | None]] = []
+    for name, settings in ARM_PRESETS.items():
+        lines.append((name, None, settings))
+        for key, folder in list(own.items()):
+            if folder.label.lower() == name:
+                lines.append((folder.label, own.pop(key), None))
+    lines += [(folder.label, folder, None) for folder in own.values()]
+    body = tuple(
+        _published(name, settings) if settings is not None else _chosen(cast("StoredTuning", folder))
+        for name, folder, settings in lines
+    )
+    aligned = "".join("l" if head in ("model", "parameters", "task", "verdict") else "r" for head in HEADS)
+    marked = any(cell.marked for row in body for cell in row)
+    caption = (
+        "Parameters of ARM: as published, for which nothing is known of how they were chosen, and as chosen here, on dev items by paired Δ against "
+        "none. The dev Δ is what a setting was chosen for and no result; the test Δ is that of the chosen setting on items that nothing was chosen on, "
+        "with its 95 % interval; its p is of one comparison and needs no correction."
+        + (" Bold: p ≤ 0.05 and a Δ larger than A/A's." if marked else "")
+    )
+    return Table(HEADS, aligned, body, caption), _csv(lines)
+
+
+def _published(name: str, settings: ArmSettings) -> tuple[Cell, ...]:
+    return (Cell(name), Cell("published"), Cell(PUBLISHED_TASK), *_parameters(settings), *[Cell("–")] * 7)
+
+
+def _parameters(one: ArmSettings | Tried) -> list[Cell]:
+    by_c = one.c is not None
+    return [
+        Cell(_number(one.c)),
+        Cell(_number(one.fraction)),
+        Cell(_number(one.p_min if by_c else None)),
+        Cell(_number(one.p_max if by_c else None)),
+        Cell(_number(one.p1)),
+        Cell(format_numbers(one.layers)),
+    ]
+
+
+def _chosen(folder: StoredTuning) -> tuple[Cell, ...]:
+    best = folder.best()
+    test = folder.on_test()
+    return (
+        Cell(folder.label),
+        Cell("chosen here"),
+        Cell(folder.task),
+        *_parameters(best),
+        Cell(str(folder.told["tried"])),
+        Cell(f"{best.n:,}"),
+        Cell(wording.points(best.delta)),
+        Cell(f"{test.n:,}"),
+        Cell(f"{wording.points(test.delta)} {wording.points_interval(test)}".strip(), marked=wording.significant(test)),
+        Cell(wording.p_value(wording.p_of(test))),
+        Cell(test.verdict or "–"),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def _csv(lines: Sequence[tuple[str, StoredTuning | None, ArmSettings | None]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = ("c", "fraction", "p_min", "p_max", "p1")
+    numbers = [field.name for field in fields(Accuracy) if field.name not in ("model", "task", "condition", "split")]
+    dev = ("n", "none", "value", "delta", "delta_lo", "delta_hi", "p", "p_adjusted")
+    writer.writerow(
+        ["model", "parameters", "task", *names, "layers", "tried", *(f"dev_{name}" for name in dev)]
+        + [f"test_{name}" for name in numbers]
+    )
+    for name, folder, settings in lines:
+        best = settings or cast("StoredTuning", folder).best()
+        row: list[object] = [
+            name,
+            "published" if folder is None else "chosen here",
+            PUBLISHED_TASK if folder is None else folder.task,
+        ]
+        row += [getattr(best, key) for key in names] + [" ".join(map(str, best.layers))]
+        if folder is None:
+            row += [None] * (1 + len(dev) + len(numbers))
+        else:
+            test = folder.on_test()
+            row += [
+                folder.told["tried"],
+                *(getattr(best, key) for key in dev),
+                *(getattr(test, key) for key in numbers),
+            ]
+        writer.writerow(row)
+    return stream.getvalue()
