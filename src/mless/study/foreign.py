@@ -1,0 +1,359 @@
+"""What other programs say of each item: lm-evaluation-harness's samples and Inspect's logs, read without either being installed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from mless.errors import BadData
+from mless.study.identity import digest
+
+#: What lm-eval's regex filter says where it found nothing.
+_NOTHING_FOUND = "[invalid]"
+#: zstd's number among the ways of compression in a zip archive.
+_ZSTD = 93
+_SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d:.\-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One answer as a program left it. `mark` is a digest of the item's content: the same id with another one is another item."""
+
+    item: str
+    sample: int
+    mark: str
+    question: str
+    reference: str
+    text: str
+    extracted: str | None
+    how: str
+    #: By metric; with the filter's name behind a comma where lm-eval applied several.
+    scores: dict[str, Any]
+    n_tokens: int | None = None
+    finish: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One file, or one result in memory."""
+
+    source: str
+    program: str
+    rows: list[Scored]
+    task: str | None
+    model: str | None = None
+    condition: dict[str, Any] | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    drawn: str = ""
+    digest: str = ""
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.scores))
+
+
+def read_results(where: Any, source: str, task: str | None) -> Results:
+    """Of a file (lm-eval's samples_*.jsonl, Inspect's .eval or .json) or of what `simple_evaluate` returned, then called `source`."""
+    if isinstance(where, Mapping):
+        found = _from_json(cast("Mapping[str, Any]", where), source, task)
+        return replace(found, digest=digest([[row.item, row.sample, row.text, str(row.scores)] for row in found.rows]))
+    path = Path(where)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise BadData(
+            f"no file {str(path)!r}; give lm-eval's samples_*.jsonl, or an Inspect log (.eval or .json)"
+        ) from None
+    except OSError as fault:
+        raise BadData(f"{path} cannot be read: {fault.strerror}; give a file, not a folder") from None
+    if path.suffix == ".eval" or raw[:4] == b"PK\x03\x04":
+        found = _inspect(_unzipped(path), str(path))
+    elif path.suffix == ".jsonl":
+        found = _lm_eval_file(
+            path, [_loaded(line, path, n) for n, line in enumerate(raw.splitlines(), 1) if line.strip()]
+        )
+    else:
+        found = _from_json(_loaded(raw, path), str(path), task)
+    return replace(found, digest=hashlib.sha256(raw).hexdigest())
+
+
+def _loaded(raw: bytes, path: Path, line: int | None = None) -> dict[str, Any]:
+    where = f"{path}{f', line {line}' if line else ''}"
+    try:
+        content: Any = json.loads(raw)
+    except ValueError as fault:
+        raise BadData(
+            f"{where} is no JSON ({fault}); give lm-eval's samples_*.jsonl, or an Inspect log (.eval or .json)"
+        ) from None
+    if not isinstance(content, dict):
+        raise BadData(
+            f"{where}: an object was expected, not a {type(content).__name__}; give lm-eval's samples_*.jsonl, or an Inspect log"
+        )
+    return cast("dict[str, Any]", content)
+
+
+def _from_json(content: Mapping[str, Any], source: str, task: str | None) -> Results:
+    if "eval" in content:
+        return _inspect(content, source)
+    samples: Any = content.get("samples")
+    if not isinstance(samples, dict):
+        raise BadData(
+            f"{source} holds no samples (it has: {', '.join(list(content)[:8]) or 'nothing'}); lm-eval writes them with --log_samples, as samples_*.jsonl"
+        )
+    by_task = cast("dict[str, list[dict[str, Any]]]", samples)
+    if task is None and len(by_task) != 1:
+        raise BadData(f"{source} holds several tasks: {', '.join(by_task)}; choose one with --task")
+    name = task if task is not None else next(iter(by_task))
+    if name not in by_task:
+        raise BadData(f"{source} has no task {name!r}; it has: {', '.join(by_task)}")
+    return _lm_eval(by_task[name], source, name, content)
+
+
+# ---- lm-evaluation-harness ---------------------------------------------------------------------------------------------
+
+
+def _lm_eval_file(path: Path, samples: list[dict[str, Any]]) -> Results:
+    """With what lm-eval wrote beside it: which model, which arguments."""
+    match = _SAMPLES.fullmatch(path.stem)
+    beside: dict[str, Any] = {}
+    if match is not None:
+        whole = path.with_name(f"results_{match['date']}.json")
+        if whole.is_file():
+            beside = _loaded(whole.read_bytes(), whole)
+    return _lm_eval(samples, str(path), match["task"] if match else None, beside)
+
+
+def _lm_eval(samples: Sequence[Mapping[str, Any]], source: str, task: str | None, beside: Mapping[str, Any]) -> Results:
+    if not samples:
+        raise BadData(f"{source} holds no samples; was the run finished, with --log_samples?")
+    for sample in samples:
+        if missing := [key for key in ("doc_id", "arguments", "resps", "metrics") if key not in sample]:
+            raise BadData(
+                f"{source}: a sample has no {missing[0]!r}, so it is not lm-eval's (it has: {', '.join(list(sample)[:8])}); expected --log_samples' JSONL"
+            )
+    filters = list(dict.fromkeys(str(sample.get("filter", "none")) for sample in samples))
+    rows: dict[str, Scored] = {}
+    for sample in samples:
+        chosen = str(sample.get("filter", "none"))
+        item = str(sample["doc_id"])
+        scores = {f"{name},{chosen}" if len(filters) > 1 else name: sample.get(name) for name in sample["metrics"]}
+        if item not in rows:
+            rows[item] = _lm_eval_row(item, sample, scores)
+        elif twice := sorted(rows[item].scores.keys() & scores.keys()):
+            raise BadData(
+                f"{source}: item {item!r} is there twice (score {twice[0]!r}); was the file appended to by a second run?"
+            )
+        else:
+            rows[item].scores.update(scores)
+    config: Any = beside.get("config")
+    told: dict[str, Any] = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
+    asked = _arguments(samples[0])[0]
+    drawing: dict[str, Any] = asked[1] if len(asked) > 1 and isinstance(asked[1], dict) else {}
+    limit = drawing.get("max_gen_toks")
+    warm = drawing.get("temperature") if drawing.get("do_sample", True) else 0.0
+    return Results(
+        source,
+        "lm-eval",
+        list(rows.values()),
+        task,
+        _lm_eval_model(beside, told),
+        told.get("mless_condition"),
+        float(warm) if isinstance(warm, int | float) else 0.0,
+        limit if isinstance(limit, int) else None,
+        "" if drawing else "log-likelihoods of the given choices",
+    )
+
+
+def _lm_eval_model(beside: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
+    arguments: Any = told.get("model_args")
+    if isinstance(arguments, str):
+        arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
+    given = cast("dict[str, Any]", arguments).get("pretrained") if isinstance(arguments, dict) else None
+    name = given or beside.get("model_name")
+    return str(name).rstrip("/").rsplit("/", 1)[-1] if isinstance(name, str) and name else None
+
+
+def _arguments(sample: Mapping[str, Any]) -> list[list[Any]]:
+    """Of each request its arguments: as tuples in memory, by name in a file."""
+    given: Any = sample["arguments"]
+    if isinstance(given, dict):
+        requests = cast("dict[str, dict[str, Any]]", given)
+        return [list(one.values()) for one in requests.values()]
+    return [list(one) for one in given]
+
+
+def _lm_eval_row(item: str, sample: Mapping[str, Any], scores: dict[str, Any]) -> Scored:
+    requests = _arguments(sample)
+    mark = str(sample.get("doc_hash") or digest(str(sample.get("doc"))))
+    question = str(requests[0][0])
+    target = str(sample.get("target", ""))
+    if len(requests[0]) > 1 and isinstance(requests[0][1], str):
+        choices = [str(request[1]) for request in requests]
+        found = [float(_first(response)) for response in sample["resps"]]
+        by_length = any(name.startswith("acc_norm") for name in scores)
+        told = "; ".join(f"{choice.strip()}: {value:.2f}" for choice, value in zip(choices, found, strict=True))
+        best = max(range(len(choices)), key=lambda n: found[n])
+        right = choices[int(target)].strip() if target.isdecimal() and int(target) < len(choices) else target
+        how = "likeliest" + (" (acc; acc_norm divides by length)" if by_length else "")
+        return Scored(item, 0, mark, question, right, told, choices[best].strip(), how, scores)
+    filtered = _first(sample.get("filtered_resps"))
+    extracted = None if filtered is None or filtered == _NOTHING_FOUND else str(filtered)
+    text = str(_first(sample["resps"]))
+    return Scored(item, 0, mark, question, target, text, extracted, str(sample.get("filter", "")), scores)
+
+
+def _first(value: Any) -> Any:
+    """The first thing in lists within lists."""
+    while isinstance(value, list | tuple):
+        inner = cast("Sequence[Any]", value)
+        value = inner[0] if inner else None
+    return value
+
+
+# ---- Inspect -----------------------------------------------------------------------------------------------------------
+
+
+def _unzipped(path: Path) -> dict[str, Any]:
+    """An .eval log as its .json would be: the header, and one file per sample."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if "header.json" not in names:
+                raise BadData(
+                    f"{path} has no header.json: the eval did not finish; finish it with: inspect eval-retry {path}"
+                )
+            samples = [name for name in names if name.startswith("samples/") and name.endswith(".json")]
+            content = _loaded(_entry(archive, "header.json"), path)
+            return content | {"samples": [_loaded(_entry(archive, name), path) for name in samples]}
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as fault:
+        raise BadData(
+            f"{path} is no Inspect log that can be read ({fault}); an .eval is a zip archive, and this one may be damaged: convert it with: "
+            f"inspect log convert --to json --output-dir DIR {path}"
+        ) from None
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One file of an archive. Inspect compresses with zstd, which Python's zipfile reads from 3.14 on, and pyarrow in every version."""
+    entry = archive.getinfo(name)
+    if entry.compress_type != _ZSTD:
+        return archive.read(name)
+    import pyarrow as pa
+
+    assert archive.fp is not None
+    # The local header has its own lengths of name and extra field, at bytes 26 and 28; the content comes right behind them.
+    archive.fp.seek(entry.header_offset)
+    header = archive.fp.read(30)
+    archive.fp.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
+    packed = archive.fp.read(entry.compress_size)
+    with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
+        return stream.read()
+
+
+def _inspect(content: Mapping[str, Any], source: str) -> Results:
+    about: dict[str, Any] = content["eval"]
+    if content.get("status") != "success":
+        fault: dict[str, Any] = content.get("error") or {}
+        why = f": {str(fault['message']).splitlines()[0]}" if fault.get("message") else ""
+        raise BadData(
+            f"{source}: the eval did not succeed (status {content.get('status')!r}{why}); finish it with: inspect eval-retry {source}"
+        )
+    samples: list[dict[str, Any]] = content.get("samples") or []
+    if not samples:
+        raise BadData(f"{source} holds no samples; was it written with --no-log-samples?")
+    rows = [_inspect_row(_with_attachments(sample), source) for sample in samples]
+    config: dict[str, Any] = {
+        **(about.get("model_generate_config") or {}),
+        **(content.get("plan") or {}).get("config", {}),
+    }
+    condition = next((one for sample in samples if (one := _inspect_condition(sample))), None)
+    return Results(
+        source,
+        "inspect",
+        rows,
+        str(about["task"]).rsplit("/", 1)[-1] if about.get("task") else None,
+        str(about["model"]).rsplit("/", 1)[-1] if about.get("model") else None,
+        condition,
+        config.get("temperature"),
+        config.get("max_tokens"),
+        "" if config.get("temperature") is not None else "drawn at the provider's own temperature",
+    )
+
+
+def _inspect_condition(sample: Mapping[str, Any]) -> dict[str, Any] | None:
+    output: dict[str, Any] = sample.get("output") or {}
+    return (output.get("metadata") or {}).get("mless_condition")
+
+
+def _with_attachments(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Long texts stand once in a list of their own, and are named elsewhere."""
+    named: dict[str, str] = sample.get("attachments") or {}
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, str):
+            return named.get(value.removeprefix("attachment://"), value) if value.startswith("attachment://") else value
+        if isinstance(value, list):
+            return [resolved(one) for one in cast("list[Any]", value)]
+        if isinstance(value, dict):
+            return {key: resolved(one) for key, one in cast("dict[str, Any]", value).items()}
+        return value
+
+    return {
+        key: resolved(value) if key in ("input", "target", "output", "scores") else value
+        for key, value in sample.items()
+    }
+
+
+def _inspect_row(sample: Mapping[str, Any], source: str) -> Scored:
+    item = str(sample["id"])
+    given: dict[str, dict[str, Any]] = sample.get("scores") or {}
+    if not given:
+        fault: dict[str, Any] = sample.get("error") or {}
+        why = f" ({fault['message']})" if fault.get("message") else ""
+        raise BadData(
+            f"{source}: sample {item!r}, epoch {sample.get('epoch', 1)} has no score{why}; finish it with: inspect eval-retry {source}"
+        )
+    scores: dict[str, Any] = {}
+    for name, score in given.items():
+        value: Any = score.get("value")
+        if isinstance(value, dict):
+            scores |= {f"{name}.{key}": one for key, one in cast("dict[str, Any]", value).items()}
+        else:
+            scores[name] = value
+    said = [str(score["answer"]) for score in given.values() if score.get("answer") is not None]
+    output: dict[str, Any] = sample.get("output") or {}
+    choices: list[dict[str, Any]] = output.get("choices") or []
+    reason = choices[0].get("stop_reason") if choices else None
+    usage: dict[str, Any] = output.get("usage") or {}
+    target: Any = sample.get("target", "")
+    return Scored(
+        item,
+        int(sample.get("epoch", 1)) - 1,
+        digest([sample.get("input") if isinstance(sample.get("input"), str) else _said(sample.get("input")), target]),
+        _said(sample.get("input")),
+        ", ".join(map(str, cast("list[Any]", target))) if isinstance(target, list) else str(target),
+        str(output.get("completion") or (_said([choices[0]["message"]]) if choices else "")),
+        said[0] if said else None,
+        ", ".join(given),
+        scores,
+        usage.get("output_tokens"),
+        {"stop": "stop", "max_tokens": "length", "model_length": "length"}.get(str(reason)),
+    )
+
+
+def _said(messages: Any) -> str:
+    """The text of an input: itself, or that of its messages."""
+    if not isinstance(messages, list):
+        return str(messages or "")
+    texts: list[str] = []
+    for message in cast("list[dict[str, Any]]", messages):
+        content: Any = message.get("content")
+        parts = cast("list[dict[str, Any]]", content) if isinstance(content, list) else [{"text": content}]
+        texts += [str(part.get("text") or "") for part in parts]
+    return "\n".join(texts)
