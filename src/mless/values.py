@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from mless.errors import BadPrompt, BadStudy
@@ -119,6 +119,24 @@ def arm_settings(preset: str | None = None, **given: Any) -> ArmSettings:
     return replace(published, **(kept | given))
 
 
+def arm_of(stored: Mapping[str, Any]) -> ArmSettings:
+    """ARM's settings as study.json has them."""
+    given: dict[str, Any] = {**stored, "layers": tuple(stored["layers"])}
+    return ArmSettings(**given)
+
+
+def arm_words(one: ArmSettings) -> str:
+    """``ARM with c 0.13, p1 99.5, layer 1``, and what else is not usual."""
+    usual = ArmSettings(c=0.0)
+    parts = [f"c {one.c:g}" if one.c is not None else f"fraction {one.fraction:g}", f"p1 {one.p1:g}"]
+    if one.c is not None and (one.p_min, one.p_max) != (usual.p_min, usual.p_max):
+        parts.append(f"share kept within {one.p_min:g} to {one.p_max:g}")
+    parts.append(f"layer{'s' if len(one.layers) > 1 else ''} {format_numbers(one.layers)}")
+    parts += [f"scope {one.scope}"] if one.scope != usual.scope else []
+    parts += [f"rule {one.rule}"] if one.rule != usual.rule else []
+    return f"ARM with {', '.join(parts)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """How an item's prompt, or the model, is changed.
@@ -182,6 +200,38 @@ class Condition:
             or self.again
             or any(value is not None for value in (self.system, self.question, self.samples))
         )
+
+
+def condition_of(name: str, stored: Mapping[str, Any]) -> Condition:
+    """A condition as study.json has it; what is no field of it is left aside."""
+    kept: dict[str, Any] = {field.name: stored[field.name] for field in fields(Condition) if field.name in stored}
+    kept["name"] = name
+    kept["arm"] = arm_of(stored["arm"]) if stored.get("arm") else None
+    return Condition(**kept)
+
+
+def condition_words(condition: Condition) -> str:
+    """What a condition does, as a verdict puts it in brackets."""
+    parts: list[str] = []
+    if condition.kind == "repeat":
+        parts.append(f"{condition.length} × {condition.filler!r}, {condition.placement}")
+    elif condition.kind == "text":
+        parts.append(f"{condition.length} tokens of natural text, {condition.placement}")
+    elif condition.kind == "shift":
+        parts.append(f"positions moved on by {condition.length}, {condition.placement}, no token inserted")
+    if condition.arm is not None:
+        parts.append(arm_words(condition.arm))
+    if condition.hidden:
+        parts.append("hidden from the other tokens")
+    if condition.system is not None:
+        parts.append("another system text")
+    if condition.question is not None:
+        times = condition.question.count("{question}")
+        parts.append(f"the question asked {times} times" if times > 1 else "the question put otherwise")
+    if condition.samples is not None:
+        at = "" if condition.temperature is None else f" at temperature {condition.temperature:g}"
+        parts.append(f"the vote of {condition.samples} samples{at}")
+    return ", ".join(parts) or "nothing inserted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,7 @@ def test_the_verdict_names_conditions_layers_and_the_claim(folder: Path) -> None
     assert lines == activation_lines(folder)
     assert lines[0].startswith("tiny, 9 items of bundled")
     assert re.search(r"^mless \(7 × ' /', before-question\): layer 1: near-zero share .* points \[.*\]", lines[1])
-    assert "ARM in layer 1, c = 0.13" in lines[3]
+    assert "ARM with c 0.13, p1 99.5, layer 1" in lines[3]
     assert lines[4].startswith("The published claim (layer 1: near-zero values rarer, variance up)")
     assert "Natural text of the same length" in lines[4]
     assert lines[5].startswith("ARM beside filler, layer 1: arm has near-zero share × 0")

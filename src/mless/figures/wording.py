@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from mless.figures.folder import Accuracy, StoredAnswers
-from mless.study.accuracy import BestOnDev, arm_of, arm_words
+from mless.study.accuracy import BestOnDev
 from mless.study.comparing import p_of_row
+from mless.values import arm_of, arm_words
 
 #: As the published tables number them.
 PLACEMENTS = {

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
 from mless.study.comparing import ALPHA, AccuracyVerdict, Run, compare, p_of_row, verdict_of
 from mless.study.spec import AccuracyTable
-from mless.values import ArmSettings, Condition, format_numbers
+from mless.values import Condition, condition_of, condition_words
 
 #: Why an answer, or its reference, was compared as text though it may be mathematics.
 _UNREAD = [tasks.NOTES[key] for key in ("long", "time", "memory", "crash", "reference", "answer")]
@@ -294,31 +294,8 @@ def read_accuracy(path: Path) -> tuple[dict[str, Any], dict[str, Condition], lis
             f"{path} holds no answers: its study measured attention; give the folder of a study with [accuracy], as `mless run accuracy` makes it"
         )
     rows: list[dict[str, Any]] = folder.read_table("accuracy").to_pylist()
-    known = {field.name for field in fields(Condition)}
-    conditions: dict[str, Condition] = {}
-    for name, one in (about or {})["conditions"].items():
-        kept: dict[str, Any] = {key: value for key, value in one.items() if key in known}
-        kept["arm"] = arm_of(one["arm"]) if one.get("arm") else None
-        conditions[name] = Condition(**kept)
+    conditions = {name: condition_of(name, one) for name, one in (about or {})["conditions"].items()}
     return about or {}, conditions, rows
-
-
-def arm_of(stored: Mapping[str, Any]) -> ArmSettings:
-    """ARM's settings as study.json has them."""
-    given: dict[str, Any] = {**stored, "layers": tuple(stored["layers"])}
-    return ArmSettings(**given)
-
-
-def arm_words(one: ArmSettings) -> str:
-    """``ARM with c 0.13, p1 99.5, layer 1``, and what else is not usual."""
-    usual = ArmSettings(c=0.0)
-    parts = [f"c {one.c:g}" if one.c is not None else f"fraction {one.fraction:g}", f"p1 {one.p1:g}"]
-    if one.c is not None and (one.p_min, one.p_max) != (usual.p_min, usual.p_max):
-        parts.append(f"share kept within {one.p_min:g} to {one.p_max:g}")
-    parts.append(f"layer{'s' if len(one.layers) > 1 else ''} {format_numbers(one.layers)}")
-    parts += [f"scope {one.scope}"] if one.scope != usual.scope else []
-    parts += [f"rule {one.rule}"] if one.rule != usual.rule else []
-    return f"ARM with {', '.join(parts)}"
 
 
 def accuracy_rows(path: Path) -> list[dict[str, Any]]:
@@ -393,31 +370,10 @@ def _told(name: str, about: Mapping[str, Any], conditions: Mapping[str, Conditio
     """What a condition is; of imported results that do not say it, where they came from."""
     stored: Mapping[str, Any] = about["conditions"][name]
     return (
-        f"as in {stored['imported']}" if stored.get("imported") and not stored["told"] else _describe(conditions[name])
+        f"as in {stored['imported']}"
+        if stored.get("imported") and not stored["told"]
+        else condition_words(conditions[name])
     )
-
-
-def _describe(condition: Condition) -> str:
-    parts: list[str] = []
-    if condition.kind == "repeat":
-        parts.append(f"{condition.length} × {condition.filler!r}, {condition.placement}")
-    elif condition.kind == "text":
-        parts.append(f"{condition.length} tokens of natural text, {condition.placement}")
-    elif condition.kind == "shift":
-        parts.append(f"positions moved on by {condition.length}, {condition.placement}, no token inserted")
-    if condition.arm is not None:
-        parts.append(arm_words(condition.arm))
-    if condition.hidden:
-        parts.append("hidden from the other tokens")
-    if condition.system is not None:
-        parts.append("another system text")
-    if condition.question is not None:
-        times = condition.question.count("{question}")
-        parts.append(f"the question asked {times} times" if times > 1 else "the question put otherwise")
-    if condition.samples is not None:
-        at = "" if condition.temperature is None else f" at temperature {condition.temperature:g}"
-        parts.append(f"the vote of {condition.samples} samples{at}")
-    return ", ".join(parts) or "nothing inserted"
 
 
 def _result(row: Mapping[str, Any], margin: float, *, family: int) -> str:
@@ -509,7 +465,7 @@ def _choice(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Conditio
     p = f", {_p(best.p)}" if best.p is not None else ""
     control = f" (A/A {_points(test['aa_delta'])})" if test["aa_delta"] is not None else ""
     return [
-        f"Chosen on {dev['n']:,} dev items, out of {best.among}: {best.condition} ({_describe(conditions[best.condition])}); on the "
+        f"Chosen on {dev['n']:,} dev items, out of {best.among}: {best.condition} ({condition_words(conditions[best.condition])}); on the "
         f"{test['n']:,} test items Δ = {_points(test['delta'])} points{_interval(test['delta_lo'], test['delta_hi'], signed=True)}{control}{p}: "
         f"{_words(test, best.p, best.verdict, margin)}"
     ]

@@ -17,7 +17,7 @@ from mless.store import ResultFolder
 from mless.study.classes import TOKEN_CLASSES, token_classes, token_texts
 from mless.study.running import Bench
 from mless.study.verdict import random_is_yardstick
-from mless.values import Condition, Prompt, format_numbers
+from mless.values import Condition, Prompt, condition_of, condition_words, format_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -278,7 +278,9 @@ def activation_lines(path: Path) -> list[str]:
     ]
     shown = [name for name in conditions if name != "none"]
     for name in shown:
-        lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(found, name, layers)}")
+        lines.append(
+            f"{name} ({condition_words(condition_of(name, conditions[name]))}): {_sentence(found, name, layers)}"
+        )
     if "mless" in conditions:
         lines.append(_claim(found, conditions, layers))
     for name in shown:
@@ -288,20 +290,6 @@ def activation_lines(path: Path) -> list[str]:
     return (
         lines + _limits(rows, layers) + _class_limits(read_changes(path, layer=layers[0], metric="near_zero"), layers)
     )
-
-
-def _describe(condition: Mapping[str, Any]) -> str:
-    parts: list[str] = []
-    if condition["kind"] == "repeat":
-        parts.append(f"{condition['length']} × {condition['filler']!r}, {condition['placement']}")
-    elif condition["kind"] == "text":
-        parts.append(f"{condition['length']} tokens of natural text, {condition['placement']}")
-    arm = condition.get("arm")
-    if arm is not None:
-        how = f"c = {arm['c']:g}" if arm.get("c") is not None else f"fraction {arm['fraction']:g}"
-        where = format_numbers(arm["layers"])
-        parts.append(f"ARM in layer{'s' if len(arm['layers']) > 1 else ''} {where}, {how}, p1 = {arm['p1']:g}")
-    return "; ".join(parts) or "nothing inserted"
 
 
 Found = Mapping[tuple[str, str, int], Mapping[str, Any]]

@@ -16,7 +16,7 @@ from mless.store import ResultFolder
 from mless.study.affine_tables import item_table, vector_table, write_tables
 from mless.study.running import Bench
 from mless.study.spec import AffineTable
-from mless.values import Condition, Prompt, format_numbers, head_name
+from mless.values import Condition, Prompt, condition_of, condition_words, format_numbers, head_name
 
 #: So many tokens, over all items, are kept as vectors for the picture of a head.
 POINTS = 72
@@ -100,7 +100,10 @@ def affine_lines(path: Path) -> list[str]:
         f"{about['model']['label']}, {count} item{'s' if count != 1 else ''} of {about['task']}, {about['prompt']} prompts; o = a head's attention "
         "output before the projection, R² = how much of its displacement by the filler a form explains"
     ]
-    lines += [f"{name} ({_describe(conditions[name])}): {_sentence(mine)}" for name, mine in by_condition.items()]
+    lines += [
+        f"{name} ({condition_words(condition_of(name, conditions[name]))}): {_sentence(mine)}"
+        for name, mine in by_condition.items()
+    ]
     claimed = next(
         (name for name in ("mless", *by_condition) if name in by_condition and conditions[name]["kind"] != "shift"),
         None,
@@ -111,16 +114,6 @@ def affine_lines(path: Path) -> list[str]:
     if measured < there:
         lines.append(f"Only {measured} of {there} heads were measured; what is said of a layer is said of these.")
     return lines + _limits(by_condition)
-
-
-def _describe(condition: Mapping[str, Any]) -> str:
-    if condition["kind"] == "repeat":
-        what = f"{condition['length']} × {condition['filler']!r}"
-    elif condition["kind"] == "text":
-        what = f"{condition['length']} tokens of natural text"
-    else:
-        what = f"positions moved on by {condition['length']}, no token"
-    return f"{what}, {condition['placement']}"
 
 
 def _number(row: Mapping[str, Any], name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import pyarrow as pa
 from mless import __version__
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
-from mless.study.accuracy import ANSWERS, accuracy_table, arm_of
+from mless.study.accuracy import ANSWERS, accuracy_table
 from mless.study.foreign import Results, Scored, read_results
 from mless.study.identity import check_same, digest, slug, versions
 from mless.study.running import Outcome
 from mless.study.spec import AccuracyTable
-from mless.values import Condition
+from mless.values import Condition, condition_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Inspect's letters and words for right and wrong; N is no answer.
@@ -199,11 +199,7 @@ def _condition(name: str, one: Results) -> Condition:
     again = name == "none-again"
     if one.condition is None or again:
         return Condition(name, "none", again=again)
-    known = {field.name for field in fields(Condition)}
-    told: dict[str, Any] = {key: value for key, value in one.condition.items() if key in known} | {"name": name}
-    if told.get("arm"):
-        told["arm"] = arm_of(told["arm"])
-    return Condition(**told)
+    return condition_of(name, one.condition)
 
 
 def _answer(row: Scored, metric: str, condition: str, one: Results) -> dict[str, Any]:

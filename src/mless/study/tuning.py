@@ -19,13 +19,13 @@ import pyarrow as pa
 from mless import __version__, stats
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.store import ResultFolder
-from mless.study.accuracy import ACCURACY, accuracy_lines, arm_of, arm_words, change_words, points_words
+from mless.study.accuracy import ACCURACY, accuracy_lines, change_words, points_words
 from mless.study.choosing import Choice, Plan, choose, plan_items, report, settings_to_try, tried_rows
 from mless.study.comparing import ALPHA, verdict_of
 from mless.study.identity import check_same, default_folder, digest, identity_of, rerun_command, slug, versions
 from mless.study.running import Outcome, Progress, Silent, check_arm, run_study
 from mless.study.spec import CALCULATOR, AccuracyTable, StudySpec, TuneTable, load_study
-from mless.values import ArmSettings, Condition, Item
+from mless.values import ArmSettings, Condition, Item, arm_of, arm_words
 
 #: One row per setting and rung, over all dev items up to that rung. `none` is the baseline's accuracy on the same items; `p_adjusted` is
 #: Holm's over all settings that were tried; `kept`: goes on to the next rung, or after the last rung is the one chosen.

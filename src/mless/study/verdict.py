@@ -8,7 +8,7 @@ from typing import Any
 
 from mless.stats import VERDICTS, can_reject, items_needed
 from mless.store import ResultFolder
-from mless.values import format_numbers
+from mless.values import condition_of, condition_words, format_numbers
 
 _PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecided": "undecided"}
 
@@ -43,7 +43,7 @@ def verdict_lines(path: Path) -> list[str]:
     ]
     for name, mine in by_condition.items():
         yardstick = by_condition["random"] if random_is_yardstick(name, conditions) else []
-        lines.append(f"{name} ({_describe(conditions[name])}): {_sentence(mine, yardstick)}")
+        lines.append(f"{name} ({condition_words(condition_of(name, conditions[name]))}): {_sentence(mine, yardstick)}")
     if "mless" in by_condition:
         text = by_condition["random"] if random_is_yardstick("mless", conditions) else []
         lines.append(_claim(by_condition["mless"], conditions["mless"]["placement"], text))
@@ -60,17 +60,6 @@ def random_is_yardstick(name: str, conditions: Mapping[str, Mapping[str, Any]]) 
     if mine is None or text is None or name == "random":
         return False
     return all(mine.get(key) == text.get(key) for key in ("length", "placement"))
-
-
-def _describe(condition: dict[str, Any]) -> str:
-    if condition["kind"] == "none":
-        return "nothing inserted"
-    what = (
-        f"{condition['length']} × {condition['filler']!r}"
-        if condition["kind"] == "repeat"
-        else f"{condition['length']} tokens of natural text"
-    )
-    return f"{what}, {condition['placement']}"
 
 
 def _sentence(rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> str:
