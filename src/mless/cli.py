@@ -461,9 +461,11 @@ def tune(
         model=model, tokenizer=tokenizer, data=data, question_field=question_field, answer_field=answer_field, limit=limit, prompt=prompt,
         dtype=dtype, device=device, seed=seed,
     )  # fmt: skip
-    tried = _changes(
-        c=c, fraction=fraction, p1=p1, layers=layers, p_min=p_min, p_max=p_max, method=method, dev_share=dev_share, transfer=transfer,
-    )  # fmt: skip
+    grid = _changes(c=c, fraction=fraction, p1=p1, layers=layers, p_min=p_min, p_max=p_max)
+    if grid:
+        # Who names a grid wants that one: what the study would try besides is left out.
+        grid = {key: [] for key in ("c", "fraction", "p1", "layers", "p_min", "p_max", "settings")} | grid
+    tried = grid | _changes(method=method, dev_share=dev_share, transfer=transfer)
     changes |= {f"tune.{key}": value for key, value in tried.items()}
     changes |= {f"accuracy.{key}": v for key, v in _changes(engine=engine, max_new_tokens=max_new_tokens).items()}
     bar = _Bar(as_json)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.kernels import redistributing
 from mless.models.activations import ActivationPoint, activation_points, decoder_of
-from mless.values import ArmSettings, arm_settings
+from mless.values import MAD_TO_SD, ArmSettings, arm_settings
 
 __all__ = ["ArmHandle", "arm", "attach_arm", "attached", "redistribute"]
 
@@ -111,7 +111,7 @@ def _choose(
         # In the activations' own precision, as any other value of theirs.
         deviation = (magnitude - median).abs()
         mad = deviation.sort(-1).values.gather(-1, last // 2)
-        below = magnitude.float() < mad.float() * (redistributing.SCALE * settings.c)
+        below = magnitude.float() < mad.float() * (MAD_TO_SD * settings.c)
         least, most = (torch.round(n.double() * share).long() for share in (settings.p_min, settings.p_max))
         k = torch.minimum(torch.maximum(below.sum(-1, keepdim=True), least), most)
     k = torch.minimum(torch.clamp(k, min=1), n)
@@ -166,11 +166,8 @@ def arm(model: nn.Module, **parameters: Any) -> Generator[ArmHandle]:
     Parameters are those of `ArmSettings` and `preset`, a model's name in table 9. The model is as before once the block is left, by
     whatever road. For pipelines give ``pipe.model``; a `torch.compile`d model is compiled anew on entering and leaving.
     """
-    handle = attach_arm(model, **parameters)
-    try:
+    with attached(model, arm_settings(**parameters)) as handle:
         yield handle
-    finally:
-        handle.detach()
 
 
 def attach_arm(model: nn.Module, **parameters: Any) -> ArmHandle:
@@ -303,7 +300,12 @@ class ArmHandle:
                 f"ARM: layer {layer}'s MLP was given {math.prod(activations.shape[:-1])} tokens in a forward of {rows} × {tokens}, so they cannot be told "
                 "apart; see docs/adding-a-model.md"
             )
-        return call.shape, {"positions": call.positions, "real": call.real, "seeds": seeds}
+        known = {"positions": call.positions, "real": call.real, "seeds": seeds}
+        # A model spread over devices has layers elsewhere than its input.
+        device = activations.device
+        return call.shape, {
+            what: one if one is None or one.device == device else one.to(device) for what, one in known.items()
+        }
 
 
 class _Hook:
@@ -342,8 +344,8 @@ class _Fused:
             # Too many units, or projections that are being trained: the kernel knows no gradient.
             return self._forward(x)
         shape, known = self._handle._context(gate, self._point.layer)  # pyright: ignore[reportPrivateUsage]
-        seeds, real = known["seeds"], known["real"]
-        del real  # a token's own statistics know no padding, and what padding becomes nobody sees
+        seeds = known["seeds"]
+        # A token's own statistics know no padding, and what padding becomes nobody sees.
         hidden = redistributing.rows(
             gate.reshape(*shape, gate.shape[-1]),
             self._settings,

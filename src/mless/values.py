@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -32,6 +32,9 @@ class Item:
     #: What related items have in common; statistics then count it as one unit.
     cluster: str | None = None
 
+
+#: A median absolute deviation times this is the standard deviation, for values that are normally distributed.
+MAD_TO_SD = 1.4826
 
 Scope = Literal["token", "sequence", "tensor"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -105,9 +108,21 @@ ARM_PRESETS: dict[str, ArmSettings] = {
 
 def arm_settings(preset: str | None = None, **given: Any) -> ArmSettings:
     """A preset's parameters with what is `given` in their place; the published c = 0.13 where nothing says how much to change."""
-    layers = given.get("layers")
-    if layers is not None:
-        given["layers"] = (layers,) if isinstance(layers, int) else tuple(layers)
+    known = [field.name for field in fields(ArmSettings)]
+    if unknown := sorted(given.keys() - set(known)):
+        raise BadStudy(f"ARM takes no {', '.join(map(repr, unknown))}; it takes preset, {', '.join(known)}")
+    layers: Any = given.get("layers")
+    if isinstance(layers, str):
+        given["layers"] = tuple(parse_numbers(layers.replace("+", ","), 10_000, "layer"))
+    elif layers is not None:
+        given["layers"] = tuple(layers) if isinstance(layers, Iterable) else (layers,)
+    for what in ("c", "fraction", "p_min", "p_max", "p1", "seed"):
+        value = given.get(what)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise BadStudy(f"ARM's {what} must be a number, got {value!r}")
+    for layer in given.get("layers") or ():
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise BadStudy(f"ARM's layers must be whole numbers from 1, got {layer!r}")
     if preset is None:
         if given.get("c") is None and given.get("fraction") is None:
             given["c"] = 0.13

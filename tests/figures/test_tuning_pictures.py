@@ -102,6 +102,26 @@ def test_layers_and_fractions_have_panels_of_their_own(tmp_path: Path):
     assert [grid.title for grid in found] == ["c and p1, layer 1", "fraction and p1, layers 2–3"]
 
 
+def test_settings_that_differ_in_rule_scope_or_seed_have_panels_of_their_own(tmp_path: Path):
+    other = [
+        (ArmSettings(c=0.05, p1=90.0, rule="add"), 0.01, 1.0),
+        (ArmSettings(c=0.13, p1=90.0, rule="add"), 0.02, 1.0),
+        (ArmSettings(c=0.05, p1=90.0, scope="sequence"), 0.03, 1.0),
+        (ArmSettings(c=0.05, p1=90.0, seed=3), 0.04, 1.0),
+        (ArmSettings(c=0.32, p1=85.0, p_max=0.4), 0.05, 1.0),
+    ]
+    found = grids_of(StoredTuning.open(write_tuning(tmp_path / "t", [*grid(), *other])))
+    # each setting once, under its own Δ
+    assert sorted(row.condition for one in found for row in one.cells.values()) == [f"s{n}" for n in range(1, 10)]
+    assert [(one.title, len(one.cells)) for one in found] == [
+        ("c and p1, layer 1, rule replace, scope token, seed 0", 4),
+        ("c and p1, layer 1, rule add, scope token, seed 0", 2),
+        ("c and p1, layer 1, rule replace, scope sequence, seed 0", 1),
+        ("c and p1, layer 1, rule replace, scope token, seed 3", 1),
+        ("bounds of the share, at c 0.32, p1 85, layer 1, rule replace, scope token, seed 0", 1),
+    ]
+
+
 def test_a_cell_shows_the_last_rung_its_setting_was_in(tmp_path: Path):
     found = grids_of(StoredTuning.open(write_tuning(tmp_path / "t", grid(), rungs=2)))
     assert {key: row.n for key, row in found[0].cells.items()} == {

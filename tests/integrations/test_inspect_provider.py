@@ -201,6 +201,38 @@ def test_length_stops_seeds_and_temperature_are_honoured(provider: Callable[...,
     assert whole.startswith(narrow)
 
 
+def test_a_fault_of_any_kind_reaches_all_who_wait_and_the_next_is_answered(
+    provider: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    import anyio
+    from inspect_ai.model import GenerateConfig
+
+    model = provider(condition="none")
+    told: list[str] = []
+
+    async def ask(question: str) -> None:
+        try:
+            await model.api.generate(conversation(question), [], "auto", GenerateConfig(max_tokens=4))
+        except ValueError as fault:
+            told.append(str(fault))
+
+    async def together() -> None:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for question in ("2 + 2?", "3 + 3?", "4 + 4?"):
+                    group.start_soon(ask, question)
+
+    def broken(requests: Sequence[Request], decoding: Decoding) -> Any:
+        raise ValueError("injected")
+        yield  # a generator, as the engine's is
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.api._worker._engine, "generate", broken)
+        anyio.run(together)
+    assert told == ["injected"] * 3
+    assert asked(model, conversation("2 + 2?"), max_tokens=4).completion
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -292,3 +324,62 @@ def test_from_their_command_to_our_statistics(items: Sequence[Item], tmp_path: P
     assert table["none"]["value"] == pytest.approx(header)
     assert outcome.units == 2 * len(items)
     assert mless.verdict_lines(folder)[0].startswith(f"smollm2, {len(items)} items of sums, engine inspect")
+
+
+RETRIED = """
+from pathlib import Path
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import generate, solver
+
+
+@solver
+def stumble():
+    async def solve(state, generate):
+        if state.epoch == 2 and Path({flag!r}).exists():
+            raise RuntimeError("injected")
+        return state
+
+    return solve
+
+
+@task
+def animals():
+    questions = [Sample(id=name, input="Name an animal that lives in the sea.") for name in ("a", "b")]
+    return Task(dataset=questions, solver=[stumble(), generate()], epochs=2)
+"""
+
+
+def test_a_retry_draws_for_a_missing_epoch_what_the_whole_run_would_have_drawn(
+    provider: Callable[..., Any], tmp_path: Path
+):
+    from inspect_ai import eval as inspect_eval
+    from inspect_ai import eval_retry
+
+    flag = tmp_path / "stumble"
+    (tmp_path / "animals.py").write_text(RETRIED.format(flag=str(flag)))
+    # Two objects, as the first one has been asked already.
+    whole, halved = provider(condition="none"), provider(condition="none", condition_seed=2)
+
+    def run(model: Any, **options: Any) -> Any:
+        (log,) = inspect_eval(
+            str(tmp_path / "animals.py"), model=model, log_dir=str(tmp_path / "logs"), display="none", max_tokens=12, temperature=1.5, **options
+        )  # fmt: skip
+        return log
+
+    def by_epoch(log: Any) -> dict[tuple[str, int], str]:
+        return {(str(one.id), one.epoch): one.output.completion for one in log.samples if one.error is None}
+
+    undisturbed = run(whole, max_samples=1)
+    assert undisturbed.status == "success", undisturbed.error
+    drawn = by_epoch(undisturbed)
+    assert len(drawn) == len(set(drawn.values())) == 4, "epochs, and items that ask the same, must differ"
+    flag.touch()
+    stopped = run(halved, continue_on_fail=True)
+    assert stopped.status == "error"
+    assert by_epoch(stopped) == {key: text for key, text in drawn.items() if key[1] == 1}
+    flag.unlink()
+    (retried,) = eval_retry(stopped, log_dir=str(tmp_path / "logs"), display="none")
+    assert retried.status == "success", retried.error
+    assert by_epoch(retried) == drawn

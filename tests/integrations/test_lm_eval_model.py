@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 
 import mless
 from mless.errors import BadPrompt, BadStudy
+from mless.integrations.filling import take_condition
 from mless.models import load
 from mless.prompting import build_prompts
 from mless.store import ResultFolder
@@ -264,6 +266,39 @@ def test_with_arm_it_is_hf_inside_mless_arm_and_afterwards_the_model_is_as_befor
     assert likelihoods(plain, pairs) == before
 
 
+def test_a_model_that_was_handed_in_is_the_original_once_the_evaluation_is_over(loaded: Any, tasks_folder: Path):
+    import mless.integrations.lm_eval
+
+    ids = torch.tensor([loaded.tokenizer("What is 17 + 25?").input_ids])
+
+    def forward() -> torch.Tensor:
+        with torch.inference_mode():
+            return loaded.model(ids).logits
+
+    before = forward()
+    arguments = {"pretrained": loaded.model, "tokenizer": loaded.tokenizer, "arm_c": 0.13, "arm_layers": "1+3"}
+    lm = mless.integrations.lm_eval.MlessLM(**arguments, device="cpu")
+    assert lm.condition.arm is not None
+    assert lm.condition.arm.layers == (1, 3)
+    assert not torch.equal(forward(), before), "ARM is not in the model, so nothing could be left of it"
+    del lm
+    gc.collect()
+    assert torch.equal(forward(), before)
+    found = evaluated("mless", tasks_folder, model_args=arguments, batch_size=4, device="cpu", limit=2)
+    assert found["config"]["mless_condition"]["arm"]["c"] == 0.13
+    gc.collect()
+    assert torch.equal(forward(), before)
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"), [("2", (2,)), ("1-3", (1, 2, 3)), ("1+5", (1, 5)), ("1-2+5", (1, 2, 5)), ("1,5", (1, 5))]
+)
+def test_layers_can_be_written_where_a_comma_would_end_the_argument(text: str, layers: tuple[int, ...]):
+    condition = take_condition({"arm_layers": text}, "this test")
+    assert condition.arm is not None
+    assert condition.arm.layers == layers
+
+
 @pytest.mark.parametrize("scope", ["token", "sequence"])
 def test_padding_does_not_enter_arm(lm: Any, items: Sequence[Item], scope: str):
     pairs = [pair for n, pair in enumerate(pairs_of(items)) if n % 3 == 0] + [("Tea?", " yes please, and with milk")]
@@ -299,6 +334,17 @@ def test_from_their_command_to_our_statistics(loaded: Any, lm: Any, tasks_folder
     written = json.loads(next(tmp_path.rglob("results_*.json")).read_text())
     assert rows["both"]["value"] == pytest.approx(written["results"]["sums_chosen"]["acc_norm,none"])
     assert any(line.startswith("both") for line in mless.verdict_lines(folder))
+
+
+def test_their_command_by_itself_does_not_know_the_model(tasks_folder: Path):
+    """Should this fail, lm-eval finds models without an import by now, and docs/integrations.md can name the shorter command."""
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lm_eval")), "run", "--model", "mless", "--model_args", "pretrained=smollm2", "--tasks", "sums_said",
+         "--include_path", str(tasks_folder), "--device", "cpu", "--limit", "1"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "'mless', but no model for this name found" in done.stderr.splitlines()[-1], done.stderr
 
 
 def test_a_bad_argument_is_one_line_of_their_command(monkeypatch: pytest.MonkeyPatch, tasks_folder: Path, capsys: Any):

@@ -116,3 +116,10 @@ def test_layers_that_share_their_activation_are_refused_by_name():
 def test_a_model_without_layers_is_refused_by_name():
     with pytest.raises(UnsupportedArchitecture, match="Linear: no list of decoder layers"):
         activation_points(nn.Linear(2, 2), [1])
+
+
+def test_an_activation_that_another_layer_has_too_is_refused_though_one_layer_was_asked_for():
+    model = answering("llama").model
+    model.model.layers[2].mlp.act_fn = model.model.layers[0].mlp.act_fn
+    with pytest.raises(UnsupportedArchitecture, match="layers 1 and 3 share one activation module"):
+        activation_points(model, [1])

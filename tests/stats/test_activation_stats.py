@@ -133,6 +133,20 @@ def test_zeros_of_either_sign_and_values_beyond_every_edge() -> None:
     assert (found.linear[0], found.linear[-1]) == (1, 2)
 
 
+def test_the_zoom_loses_no_value_at_its_edges() -> None:
+    below, above = (np.nextafter(np.float32(5), np.float32(to)) for to in (0, 9))
+    given = np.array([[-above, -5, -below, -4.9, 0, below, 5, above, 7, -7]], np.float32)
+    found = count_values(given, 1.0)
+    assert found.zoom.sum() == found.linear.sum() == given.size
+    middle = len(found.linear) // 2
+    assert (
+        (found.zoom[0], found.zoom[-1])
+        == (found.linear[: middle - 5].sum(), found.linear[middle + 5 :].sum())
+        == (2, 3)
+    )
+    assert (found.zoom[1], found.zoom[-2]) == (2, 1)  # −5 and its neighbour; the neighbour of 5
+
+
 def test_counts_of_blocks_add_up(values: np.ndarray) -> None:
     whole, parts = count_values(values, 0.02), count_values(values[:9], 0.02) + count_values(values[9:], 0.02)
     for name in ("linear", "zoom", "positive", "negative", "zeros"):

@@ -232,7 +232,11 @@ def test_the_verdict_says_what_holds_and_what_limits_it(folder):
     mless = next(line for line in lines if line.startswith("mless (7 × ' /', before-question)"))
     for words in ("layer 1 moves by", "one λ (", "R²", "positions alone", "mean cosine"):
         assert words in mless
-    assert next(line for line in lines if line.startswith("position-only (positions moved on by 7, before-question, no token inserted"))
+    assert next(
+        line
+        for line in lines
+        if line.startswith("position-only (positions moved on by 7, before-question, no token inserted")
+    )
     assert any(line.startswith("The published claim (o′ ≈ λ·o + σ, mless)") for line in lines)
     assert "3 scored items are too few" in lines[-1]
 

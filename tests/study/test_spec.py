@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mless.study import available_studies, load_study
 from mless.study.choosing import settings_to_try
 from mless.study.identity import default_folder, rerun_command
 from mless.study.spec import StudySpec
-from mless.values import Condition
+from mless.values import ARM_PRESETS, Condition, arm_settings
 
 
 def refusal(name: str = "quick", *sets: str, **changes: Any) -> str:
@@ -429,3 +430,54 @@ def test_the_tuning_studies_have_a_grid_and_a_figure(name: str):
     assert spec.single_layer() is None
     assert len(settings_to_try(spec)) > 5
     assert spec.figure_spec().kind in ("sensitivity", "table")
+
+
+# ---- ARM ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_a_whole_of_its_own():
+    published = ARM_PRESETS["gemma-3-4b-it"]
+    changes = {"conditions": "none,mine", "condition.mine.arm.preset": "gemma-3-4b-it"}
+    mine = load_study("quick", changes | {"arm.p1": 99.0, "arm.p_max": 0.5, "arm.c": 0.2}).conditions_in_order()[1]
+    assert mine.arm == published
+    arm = load_study("tune", {"arm.preset": "google/gemma-3-4b-it"}).arm.settings()
+    assert arm == published
+    own = load_study(
+        "quick", {"conditions": "none,arm", "arm.preset": "gemma-3-4b-it", "arm.c": 0.3}
+    ).conditions_in_order()
+    assert own[1].arm == replace(published, c=0.3, fraction=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arm.c": -1}, "c must be 0 or more, got -1"),
+        ({"arm.fraction": 1.0}, "fraction must lie between 0 and 1"),
+        ({"arm.c": 0.1, "arm.fraction": 0.2}, "c = 0.1 and fraction = 0.2; give one"),
+        ({"arm.p1": 0}, "p1 is a percentile above 0"),
+        ({"arm.p_min": 0.4}, "0 < p_min ≤ p_max < 1"),
+        ({"arm.preset": "gpt-2"}, "no preset 'gpt-2'.*qwen2.5-math-7b"),
+        ({"arm.layers": [1, 1]}, "named twice"),
+    ],
+)
+def test_bad_parameters_of_arm_are_told_before_anything_runs(changes, words):
+    with pytest.raises(BadStudy, match=words):
+        load_study("quick", {"conditions": "none,arm"} | changes).conditions_in_order()
+
+
+def test_arm_takes_layers_as_they_are_written_and_nothing_unknown():
+    assert arm_settings(layers="1-3").layers == (1, 2, 3)
+    assert arm_settings(layers="1+5").layers == (1, 5)
+    assert arm_settings(layers=2).layers == (2,)
+    for bad, words in (
+        ({"layers": [1.5]}, "whole numbers from 1, got 1.5"),
+        ({"c": "0.1"}, "c must be a number, got '0.1'"),
+        ({"q": 1}, "ARM takes no 'q'"),
+    ):
+        with pytest.raises(BadStudy, match=words):
+            arm_settings(**bad)
+
+
+def test_an_affine_study_takes_no_batches():
+    with pytest.raises(BadStudy, match="takes no batch_size; got 4"):
+        load_study("affine", {"batch_size": 4})

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from judged_answers import answers_of
 
@@ -33,10 +34,11 @@ from mless.study.choosing import (
     shuffled,
     tried_rows,
     tune_stored,
+    with_control,
 )
 from mless.study.judging import REPLIES, judged
 from mless.study.spec import AccuracyTable, StudySpec, TuneTable
-from mless.study.tuning import TUNING, run_tuning
+from mless.study.tuning import TUNING, run_tuning, tune_on_noise
 from mless.values import ArmSettings, Item
 
 GOOD = "c0_13-p95"
@@ -302,6 +304,42 @@ def test_a_true_effect_is_found(stored: pa.Table):
     assert found.test["verdict"] == "rises"
 
 
+def test_a_grid_folder_can_be_tried_on_noise(tmp_path: Path):
+    spec = tune_spec(tmp_path, {GOOD: 0.5}, tune__method="grid", tune__dev_share=0.5)
+    folder = run_study(spec, tmp_path / "out").folder
+    before = {path: path.read_bytes() for path in folder.rglob("*.parquet")}
+    found = tune_on_noise(folder, seeds=range(8))
+    # one setting is better in truth, so grades that were not dealt out anew would be claimed every time
+    assert (found.seeds, found.claimed <= 2) == (8, True)
+    assert tune_on_noise(str(folder), seeds=range(3)) == tune_on_noise(folder, seeds=range(3))
+    assert {path: path.read_bytes() for path in folder.rglob("*.parquet")} == before
+
+
+def test_what_cannot_be_tried_on_noise_is_refused_with_the_reason(tuned: Path, tmp_path: Path):
+    with pytest.raises(BadFolder, match=r"by halving, so .* only those that were kept have answers .* --method grid"):
+        tune_on_noise(tuned)
+    with pytest.raises(BadFolder, match=r"holds no tuning"):
+        tune_on_noise(tuned / "test")
+    half = ResultFolder(tmp_path / "half")
+    half.write_manifest({"measures": "tune", "complete": False})
+    with pytest.raises(BadFolder, match=r"not finished"):
+        tune_on_noise(half.path)
+
+
+def test_the_control_on_noise_is_dealt_grades_of_its_own(stored: pa.Table):
+    drawn = stored.filter(pc.field("condition") != "none-again")
+    both = with_control(drawn)
+    assert both.schema == drawn.schema
+    count = {
+        row["condition"]: row["item_count"]
+        for row in both.group_by("condition").aggregate([("item", "count")]).to_pylist()
+    }
+    assert count["none"] == count["none-again"] == 120
+    noise = shuffled(both, np.random.default_rng(0)).to_pylist()
+    none, again = ([row["correct"] for row in noise if row["condition"] == name] for name in ("none", "none-again"))
+    assert none != again
+
+
 # ---- a whole run -----------------------------------------------------------------------------------------------------
 
 
@@ -439,14 +477,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         "--engine",
         "scripted",
     ]
-    words += [
-        "--set",
-        f"accuracy.script={tmp_path / 'script.json'}",
-        "--set",
-        "tune.p_min=[]",
-        "--set",
-        "tune.p_max=[]",
-    ]
+    words += ["--set", f"accuracy.script={tmp_path / 'script.json'}"]
     monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path / "out"), "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -462,3 +493,37 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit):
         cli.main()
     assert "chosen here" in (tmp_path / "tables" / "table9.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--c", "0.05", "--p1", "90"], ["c0_05-p90"]),
+        (["--p1", "90,95"], ["c0_13-p90", "c0_13-p95"]),
+        (["--fraction", "0.1"], ["f0_1-p99_5"]),
+        (["--layers", "1,2"], ["c0_13-p99_5", "c0_13-p99_5-L2"]),
+        (["--p-max", "0.5"], ["c0_13-p99_5-from0_02-to0_5"]),
+        (["--p-min", "0.1"], ["c0_13-p99_5-from0_1-to0_25"]),
+        (["--c", "0.05", "--set", "tune.p1=[90,95]"], ["c0_05-p90", "c0_05-p95"]),
+        (["--dev-share", "0.5"], ["c0_2-p90", "c0_2-p95", "c0_13-p99_5-from0_05-to0_25", "f0_25-p85"]),
+    ],
+)
+def test_an_option_is_the_whole_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], expected: list[str]
+):
+    given: list[list[str]] = []
+
+    def instead(spec: StudySpec, *_: Any, **__: Any) -> None:
+        given.append(list(settings_to_try(spec)))
+        raise BadStudy("far enough")
+
+    study = tmp_path / "mine.toml"
+    study.write_text(
+        'conditions = ["none"]\n[accuracy]\n[tune]\nc = [0.2]\np1 = [90, 95]\np_min = [0.05]\n'
+        'settings = [{ preset = "gemma-3-4b-it" }]\n'
+    )
+    monkeypatch.setattr("mless.study.tuning.run_tuning", instead)
+    monkeypatch.setattr(sys, "argv", ["mless", "tune", str(study), *options])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert given == [expected]

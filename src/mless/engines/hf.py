@@ -114,9 +114,12 @@ class HfEngine:
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those with ARM come last."""
         self._check(requests, decoding)
-        for arm, group in by_arm(requests).items():
-            with self._armed(arm):
-                yield from self._generate(group, decoding, live)
+        try:
+            for arm, group in by_arm(requests).items():
+                with self._armed(arm):
+                    yield from self._generate(group, decoding, live)
+        except torch.OutOfMemoryError:
+            raise self._out_of_memory() from None
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
         most = min(live or self.slots, self.slots)
@@ -125,16 +128,13 @@ class HfEngine:
         rows: dict[int, _Row] = {}
         waiting = deque(order)
         free = list(range(self.slots))[::-1]
-        try:
-            while waiting or rows:
-                room = most - len(rows)
-                # On a GPU prompts are prefilled several at a time, so some slots wait for company.
-                if waiting and (room >= min(self._prefill_rows, len(waiting)) or not rows):
-                    for row in self._admit(waiting, free, room):
-                        rows[row.slot] = row
-                yield from self._advance(rows, free, decoding, processors)
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory() from None
+        while waiting or rows:
+            room = most - len(rows)
+            # On a GPU prompts are prefilled several at a time, so some slots wait for company.
+            if waiting and (room >= min(self._prefill_rows, len(waiting)) or not rows):
+                for row in self._admit(waiting, free, room):
+                    rows[row.slot] = row
+            yield from self._advance(rows, free, decoding, processors)
 
     def about(self) -> dict[str, Any]:
         model = self._model
@@ -260,6 +260,7 @@ class HfEngine:
 
         A model whose forward looks at its own numbers (dynamic RoPE does) cannot be recorded; it decodes step by step, and `about` says so.
         """
+        self._graph = self._logits = None
         stream = _side_stream(self._model.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

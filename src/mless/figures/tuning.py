@@ -19,11 +19,11 @@ from mless.errors import BadFolder
 from mless.figures import style, wording
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.figures.tuned import StoredTuning, Tried
-from mless.values import format_numbers
+from mless.study.comparing import ALPHA
+from mless.values import ArmSettings, arm_of, format_numbers
 
 #: Purple is worse and orange better; both are told apart by every kind of colour vision, and grey is what was not tried.
 COLOURS = "PuOr_r"
-ALPHA = 0.05
 #: Cells side by side; panels for which there is no room go below.
 ACROSS = 8
 
@@ -97,29 +97,62 @@ def _lines(grids: Sequence[Grid]) -> list[list[Grid]]:
 
 
 def grids_of(folder: StoredTuning) -> list[Grid]:
-    """(c, p1) and (fraction, p1) for each choice of layers, then (p_min, p_max); a single cell is no grid unless it is all there is."""
+    """(c, p1) and (fraction, p1) for each choice of layers, rule, scope and seed, then (p_min, p_max). Every setting is in one of them.
+
+    A single cell is no grid, so it has a panel only where no other shows it.
+    """
     tried = folder.tried()
     by_c = [row for row in tried if row.c is not None]
     usual = Counter(row.bounds for row in by_c).most_common(1)[0][0] if by_c else None
-    places = list(dict.fromkeys(row.layers for row in tried))
+    kinds = {row.condition: _Kind.of(folder, row) for row in tried}
+    every = list(dict.fromkeys(kinds.values()))
     found: list[Grid] = []
-    for layers in places:
-        where = f"layer{'s' if len(layers) > 1 else ''} {format_numbers(layers)}"
-        here = [row for row in tried if row.layers == layers]
+    for kind in every:
+        where = kind.words(every)
+        here = [row for row in tried if kinds[row.condition] == kind]
         of_c = {(row.c, row.p1): row for row in here if row.c is not None and row.bounds == usual}
         of_fraction = {(row.fraction, row.p1): row for row in here if row.fraction is not None}
         found.append(Grid(f"c and p1, {where}", "c", "p1 (percentile)", of_c))
         found.append(Grid(f"fraction and p1, {where}", "fraction", "p1 (percentile)", of_fraction))
-    for at in dict.fromkeys((row.c, row.p1, row.layers) for row in by_c):
-        c, p1, layers = at
-        bounds = {row.bounds: row for row in by_c if (row.c, row.p1, row.layers) == at}
-        if len(bounds) > 1:
-            where = "" if len(places) == 1 else f", layers {format_numbers(layers)}"
-            found.append(Grid(f"bounds of the share, at c {c:g}, p1 {p1:g}{where}", "p_min", "p_max", bounds))
-    shown = [grid for grid in found if len(grid.cells) > 1] or [grid for grid in found if grid.cells]
+    for at in dict.fromkeys((row.c, row.p1, kinds[row.condition]) for row in by_c):
+        c, p1, kind = at
+        bounds = {row.bounds: row for row in by_c if (row.c, row.p1, kinds[row.condition]) == at}
+        where = "" if len(every) == 1 else f", {kind.words(every)}"
+        found.append(Grid(f"bounds of the share, at c {c:g}, p1 {p1:g}{where}", "p_min", "p_max", bounds))
+    shown = [grid for grid in found if grid.cells]
     if not shown:
         raise BadFolder(f"{folder.path}: tuning.parquet holds no setting to show; run the same command again")
-    return shown
+    seen = {row.condition for grid in shown if len(grid.cells) > 1 for row in grid.cells.values()}
+    kept: list[Grid] = []
+    for grid in shown:
+        names = {row.condition for row in grid.cells.values()}
+        if len(names) > 1 or not names <= seen:
+            kept.append(grid)
+            seen |= names
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the settings of a panel have in common beside its two parameters."""
+
+    layers: tuple[int, ...]
+    rule: str
+    scope: str
+    seed: int
+
+    @classmethod
+    def of(cls, folder: StoredTuning, row: Tried) -> _Kind:
+        arm: ArmSettings = arm_of(folder.about["conditions"][row.condition]["arm"])
+        return cls(arm.layers, arm.rule, arm.scope, arm.seed)
+
+    def words(self, every: Sequence[_Kind]) -> str:
+        """The layers, and what else is not the same in all panels."""
+        parts = [f"layer{'s' if len(self.layers) > 1 else ''} {format_numbers(self.layers)}"]
+        for name in ("rule", "scope", "seed"):
+            if len({getattr(kind, name) for kind in every}) > 1:
+                parts.append(f"{name} {getattr(self, name)}")
+        return ", ".join(parts)
 
 
 def _put_grid(axes: Axes, grid: Grid, chosen: str, norm: Normalize) -> None:

@@ -50,7 +50,8 @@ def take_condition(options: dict[str, Any], who: str) -> Condition:
         known = ", ".join(_ARM + key for key in ArmTable.model_fields)
         raise BadStudy(f"{who}: no argument {_ARM + unknown[0]!r}; those of ARM are: {known}")
     if isinstance(arm.get("layers"), str):
-        arm["layers"] = parse_numbers(arm["layers"], 10_000, "layer")  # a comma would end the argument, so 1-3
+        # A comma would end the argument, so 1-3 or 1+5.
+        arm["layers"] = parse_numbers(arm["layers"].replace("+", ","), 10_000, "layer")
     # Both programs read `none` as nothing.
     name = str(given.pop("condition", None) or "none")
     fields = {key: value for key, value in given.items() if value is not None}

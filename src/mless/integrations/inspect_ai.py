@@ -9,16 +9,19 @@ row-stable. What a request asks for and the engine cannot do is refused by name.
 from __future__ import annotations
 
 import hashlib
+import importlib
+import itertools
 import queue
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from mless.errors import BadPrompt, BadStudy, MlessError
+from mless.errors import BadPrompt, BadStudy
 from mless.integrations.filling import Places, fill, find_places, key_of, needed, take_condition
 from mless.values import Condition, Prompt, Span
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 # Typed loosely: lint must pass where Inspect is not installed.
 _model: Any = needed("inspect_ai.model", "inspect", "Inspect")
+_samples: Any = importlib.import_module("inspect_ai.log._samples")  # it has no public word for the epoch under way
 WHO = "the Inspect provider 'mless'"
 
 #: Tokens of prompt and answer together, unless -M context says otherwise: what a row's cache is made for, and part of the numbers.
@@ -76,7 +80,10 @@ class MlessAPI(_model.ModelAPI):
         self._seed: int = asked.condition_seed
         self._worker = _Worker(model_name, asked)
         self._kind = self._worker.kind
-        self._times: defaultdict[str, int] = defaultdict(int)
+        self._serial = itertools.count()
+        # How often each conversation has been asked: within each of Inspect's samples that runs, and outside of any.
+        self._inside: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+        self._outside: Counter[str] = Counter()
 
     # ---- what Inspect asks a provider ----------------------------------------------------------------------------------
 
@@ -103,7 +110,7 @@ class MlessAPI(_model.ModelAPI):
         self._worker.close()
 
     async def generate(self, input: list[Any], tools: list[Any], tool_choice: Any, config: Any) -> Any:
-        """One answer. Its random numbers follow from the seed, the conversation, and how often that has been asked: epochs differ."""
+        """One answer. Its random numbers follow from the seed, the conversation, and Inspect's sample and epoch, in whatever order they run."""
         import anyio
 
         if tools:
@@ -113,10 +120,10 @@ class MlessAPI(_model.ModelAPI):
         _refuse(config)
         messages = self._worded([_plain(message) for message in input])
         decoding = self._decoding(config)
-        key = key_of(repr((messages, decoding)))
-        count, self._times[key] = self._times[key], self._times[key] + 1
-        seed = hashlib.sha256(f"{config.seed or 0}/{key_of(repr(messages))}/{count}".encode()).digest()
-        request = self._request(messages, f"{key}-{count}", int.from_bytes(seed[:8], "big") >> 1)
+        sample = _samples.sample_active()
+        # No two requests under way may have one name.
+        name = f"{sample.sample.id if sample is not None else 'request'} #{next(self._serial)}"
+        request = self._request(messages, name, self._luck(config.seed, messages, sample))
         began = time.monotonic()
         future = self._worker.ask(request, decoding)
         try:
@@ -125,6 +132,15 @@ class MlessAPI(_model.ModelAPI):
         finally:
             future.cancel()  # nobody waits any more; one that is done stays done
         return self._output(future.result(), len(request.token_ids), time.monotonic() - began)
+
+    def _luck(self, seed: int | None, messages: list[dict[str, Any]], sample: Any) -> int:
+        """The seed of an answer's random numbers, that of an epoch its own: a retry that makes up for epoch 2 alone draws as epoch 2."""
+        place = (str(sample.sample.id), sample.epoch) if sample is not None else ()
+        times = self._inside.setdefault(sample, Counter()) if sample is not None else self._outside
+        key = key_of(repr(messages))
+        drawn = hashlib.sha256(repr((seed or 0, key, *place, times[key])).encode("utf-8", "surrogatepass")).digest()
+        times[key] += 1
+        return int.from_bytes(drawn[:8], "big") >> 1
 
     # ---- from a conversation to a request ------------------------------------------------------------------------------
 
@@ -172,7 +188,6 @@ class MlessAPI(_model.ModelAPI):
         whole = Span("question", 0, len(filled.token_ids))
         check_prompt(self._worker.model, Prompt(item, self.condition.name, filled.token_ids, (whole,), text))
         hidden = (filled.at, filled.at + filled.count) if self.condition.hidden else None
-        with_arm: dict[str, Any] = {"arm": self.condition.arm} if self.condition.arm is not None else {}
         return Request(
             self.condition.name,
             item,
@@ -180,7 +195,7 @@ class MlessAPI(_model.ModelAPI):
             token_ids=filled.token_ids,
             position_ids=filled.position_ids,
             hidden=hidden,
-            **with_arm,
+            arm=self.condition.arm,
         )
 
     def _decoding(self, config: Any) -> Decoding:
@@ -336,6 +351,6 @@ class _Worker:
         try:
             for reply in self._engine.generate([request for request, _ in asked], decoding):
                 waiting.pop(reply.key).set_result(reply)
-        except (MlessError, RuntimeError) as fault:
+        except Exception as fault:  # noqa: BLE001 - this thread has no caller: whatever it is belongs to those who wait, or they wait for ever
             for future in waiting.values():
                 future.set_exception(fault)

@@ -9,6 +9,7 @@ condition none and no ARM nothing of the backend's is touched, so its numbers ar
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
@@ -67,9 +68,11 @@ class MlessLM(_Backend):
             from mless.redistribution import ArmHandle
 
             self._arm = ArmHandle(self.model, self.condition.arm)
+            # A model that was handed in outlives this object, and must not keep ARM; at the interpreter's end nobody asks it any more.
+            weakref.finalize(self, self._arm.detach).atexit = False
 
     def detach_arm(self) -> None:
-        """Take ARM out of the model again, where the model was handed in and goes on to live."""
+        """Take ARM out of the model now. It happens by itself when this object goes, for a model that was handed in and lives on."""
         if self._arm is not None:
             self._arm.detach()
             self._arm = None

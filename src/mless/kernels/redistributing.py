@@ -1,7 +1,7 @@
 """ARM for tokens one by one, on a GPU: act, exact selection, replacement and times-up of a token's units in one program.
 
-The statistics are order statistics of 16-bit floats, so their bits are ranks: each is found by counting how many values lie at or below two
-probes, and closing in by interpolation. No sort, no histogram, no atomics, no host sync: the same bits every time, in a captured graph too.
+The statistics are order statistics of 16-bit floats, so their bits are ranks: each is found by counting how many values lie at or below a
+probe, and halving what is left. No sort, no histogram, no atomics, no host sync: the same bits every time, in a captured graph too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mless.values import ArmSettings
+from mless.errors import BadStudy
+from mless.values import MAD_TO_SD, ArmSettings
 
-#: What makes a median absolute deviation a standard deviation, for values that are normally distributed.
-SCALE = 1.4826
 Act = Literal["none", "silu", "gelu", "gelu_tanh"]
 _ACTS: tuple[Act, ...] = ("none", "silu", "gelu", "gelu_tanh")
 #: A count and a unit's number have 15 bits.
@@ -61,14 +60,22 @@ def rows(
     act: Act = "none",
 ) -> Float[Tensor, "rows tokens units"]:
     """`act` of the values, redistributed token by token, times `up` where that is given."""
-    units = values.shape[-1]
+    count, tokens, units = values.shape
+    for what, given, shape in (
+        ("positions", positions, (count, tokens)),
+        ("seeds", seeds, (count,)),
+        ("up", up, (count, tokens, units)),
+    ):
+        # The kernel would read past what is there.
+        if given is not None and tuple(given.shape) != shape:
+            raise BadStudy(f"redistribute: {what} must have the shape {shape}, got {tuple(given.shape)}")
     if settings.fraction is not None:
         least = most = max(1, round(settings.fraction * units))
         factor = -1.0
     else:
         assert settings.c is not None
         least, most = (max(1, round(share * units)) for share in (settings.p_min, settings.p_max))
-        factor = SCALE * settings.c
+        factor = MAD_TO_SD * settings.c
     # Compiled code takes the operator as it is and does not look inside; without a compiler its bookkeeping would cost more than the kernel.
     run = _rows if torch.compiler.is_compiling() else _launched
     return run(
@@ -97,7 +104,7 @@ def _launched(
         values,
         up.contiguous() if up is not None else None,
         positions.contiguous() if positions is not None else None,
-        seeds,
+        seeds.contiguous() if seeds is not None else None,
         out,
         seed=seed,
         factor=factor,

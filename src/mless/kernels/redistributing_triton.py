@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -60,11 +61,14 @@ def launch(
     kinds = tuple(None if one is None else one.dtype for one in (positions, seeds))
     known = (values.device, aligned, kinds, constants)
     kernel: Any = _COMPILED.get(known)
-    if kernel is not None:
-        kernel[grid](*pointers, *numbers, *constants)
-        return
-    run: Any = _kernel[grid]
-    kernel = run(*pointers, *numbers, *constants, num_warps=warps, maxnreg=_REGISTERS.get(warps))
+    # Triton launches on the current device, which need not be the tensors'.
+    elsewhere = values.is_cuda and values.get_device() != torch.cuda.current_device()
+    with torch.cuda.device(values.device) if elsewhere else nullcontext():
+        if kernel is not None:
+            kernel[grid](*pointers, *numbers, *constants)
+            return
+        run: Any = _kernel[grid]
+        kernel = run(*pointers, *numbers, *constants, num_warps=warps, maxnreg=_REGISTERS.get(warps))
     if not interpreted:
         _COMPILED[known] = kernel
 

@@ -66,13 +66,13 @@ def activation_points(model: nn.Module, layers: list[int] | tuple[int, ...]) -> 
         if not 1 <= layer <= len(modules):
             raise BadStudy(f"no layer {layer}: layers 1 to {len(modules)} are there (numbered from 1)")
     points = [_point(type(model).__name__, layer, modules[layer - 1]) for layer in layers]
-    owners: dict[int, int] = {}
     for point in points:
-        if (other := owners.setdefault(id(point.act), point.layer)) != point.layer:
-            raise UnsupportedArchitecture(
-                f"{type(model).__name__}: layers {other} and {point.layer} share one activation module, so they cannot be told apart; see "
-                "docs/adding-a-model.md"
-            )
+        for other, block in enumerate(modules, start=1):
+            if other != point.layer and any(module is point.act for module in block.modules()):
+                raise UnsupportedArchitecture(
+                    f"{type(model).__name__}: layers {point.layer} and {other} share one activation module, so they cannot be told apart; see "
+                    "docs/adding-a-model.md"
+                )
     return points
 
 

@@ -15,12 +15,11 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int, Int64
 
 from mless.stats.shares import Margins, Verdict, band, holm, sign_flip
+from mless.values import MAD_TO_SD
 
 Change = Literal["difference", "log ratio"]
 
-#: A median absolute deviation times this is the standard deviation of a normal distribution.
-NORMAL_MAD = 1.4826
-#: τ is this share of it, as published; the near-zero shares at τ/2, τ and 2τ are given.
+#: τ is this share of MAD_TO_SD · MAD(|a|), as published; the near-zero shares at τ/2, τ and 2τ are given.
 NEAR_ZERO = 0.1
 FACTORS: tuple[float, ...] = (0.5, 1.0, 2.0)
 
@@ -172,9 +171,10 @@ def count_values(values: Float32[np.ndarray, "tokens units"], width: float) -> C
     flat = values.reshape(-1)
     # In single precision, as the values are: an edge is then where float32 puts it, which no picture shows.
     steps = flat * np.float32(1 / width)
-    at_zero = steps[np.abs(steps) < ZOOM_REACH]
+    at_zero = steps[(steps >= -ZOOM_REACH) & (steps < ZOOM_REACH)]
     zoom = _linear(at_zero * np.float32(ZOOM_PARTS), ZOOM_REACH * ZOOM_PARTS)
-    zoom[0], zoom[-1] = np.count_nonzero(steps < -ZOOM_REACH), np.count_nonzero(steps >= ZOOM_REACH)
+    zoom[0] += np.count_nonzero(steps < -ZOOM_REACH)
+    zoom[-1] += np.count_nonzero(steps >= ZOOM_REACH)
     octaves = LOG_PARTS * (LOG_TO - LOG_FROM)
     # A float32's exponent and the first two bits after it are the quarter of the octave it lies in, its first bit is the sign.
     bits = flat.view(np.int32)
@@ -296,7 +296,7 @@ def near_zero_of(
     found: dict[int, NearZero] = {}
     for layer in layers:
         mad = second[layer].found()
-        threshold = NORMAL_MAD * mad * NEAR_ZERO
+        threshold = MAD_TO_SD * mad * NEAR_ZERO
         width = threshold
         if not width:
             others = first[layer].upper.copy()

@@ -259,6 +259,14 @@ def shuffled(answers: pa.Table, rng: np.random.Generator) -> pa.Table:
     return answers.set_column(at, answers.schema.field(at), pa.array(rng.permutation(grades), pa.bool_()))
 
 
+def with_control(answers: pa.Table) -> pa.Table:
+    """The same with none's answers once more as the A/A control's. Only for grades that are then `shuffled`: till then the two are one."""
+    again = _of_conditions(answers, {"none"})
+    at = answers.schema.get_field_index("condition")
+    name = pa.array(["none-again"] * again.num_rows, answers.schema.field(at).type)
+    return pa.concat_tables([answers, again.set_column(at, answers.schema.field(at), name)])
+
+
 @dataclass(frozen=True, slots=True)
 class Noise:
     """How often an effect was claimed where there is none: by the report, and by taking the best on dev at its word there."""

@@ -101,8 +101,14 @@ class ArmTable(BaseModel):
         given = self.model_dump(exclude_none=True)
         if fallback is not None:
             base = fallback.model_dump(exclude_none=True)
+            # A preset is a whole of its own; a share of one's own takes the place of the other's, and leaves the rest.
+            own = (
+                ("preset", "c", "fraction", "p1", "p_min", "p_max", "layers")
+                if "preset" in given
+                else ("preset", "c", "fraction")
+            )
             if {"preset", "c", "fraction"} & given.keys():
-                base = {key: value for key, value in base.items() if key not in ("preset", "c", "fraction")}
+                base = {key: value for key, value in base.items() if key not in own}
             given = base | given
         return arm_settings(**given)
 
@@ -292,6 +298,10 @@ class StudySpec(BaseModel):
         if len(asked) > 1:
             raise ValueError(
                 f"a study measures one thing, and this one has {' and '.join(f'[{name}]' for name in asked)}; make two of it"
+            )
+        if self.affine is not None and self.batch_size != 1:
+            raise ValueError(
+                f"an affine study runs the prompts of a pair together and no others, so it takes no batch_size; got {self.batch_size}, leave it out"
             )
         return self
 

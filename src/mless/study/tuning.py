@@ -20,7 +20,18 @@ from mless import __version__, stats
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.store import ResultFolder
 from mless.study.accuracy import ACCURACY, accuracy_lines, change_words, points_words
-from mless.study.choosing import Choice, Plan, choose, plan_items, report, settings_to_try, tried_rows
+from mless.study.choosing import (
+    Choice,
+    Noise,
+    Plan,
+    choose,
+    on_noise,
+    plan_items,
+    report,
+    settings_to_try,
+    tried_rows,
+    with_control,
+)
 from mless.study.comparing import ALPHA, verdict_of
 from mless.study.identity import check_same, default_folder, digest, identity_of, rerun_command, slug, versions
 from mless.study.running import Outcome, Progress, Silent, check_arm, run_study
@@ -275,6 +286,31 @@ class _Tuning:
             for row in tried_rows(choice, accuracy, seed=self.spec.seed)
         ]
         return pa.Table.from_pylist(rows, schema=TUNING)
+
+
+# ---- on noise --------------------------------------------------------------------------------------------------------
+
+
+def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noise:
+    """How often choosing among a folder's settings would claim an effect if there were none: `choosing.on_noise` on its dev answers."""
+    folder = ResultFolder(Path(path))
+    about = folder.manifest()
+    if about is None or about.get("measures") != "tune":
+        raise BadFolder(f"{path} holds no tuning of ARM's parameters; mless tune --method grid --out DIR makes one")
+    if not about.get("complete"):
+        raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
+    rungs: list[int] = about["tuning"]["rungs"]
+    if len(rungs) > 1:
+        raise BadFolder(
+            f"{path} was tuned by halving, so of its settings only those that were kept have answers to all dev items (rungs of "
+            f"{', '.join(map(str, rungs))}), and noise needs every setting's; tune with --method grid"
+        )
+    answers = with_control(ResultFolder(folder.path / "dev-1").read_table("answers"))
+    tune = TuneTable.model_validate(about["study"]["tune"]).model_copy(update={"method": "grid"})
+    accuracy = AccuracyTable.model_validate(about["study"]["accuracy"])
+    names = [name for name in about["conditions"] if name != "none"]
+    # By the study's own seed all of these are dev items, which is why they were answered.
+    return on_noise(answers, names, tune, accuracy, seeds=seeds, seed=about["study"]["seed"] + 1)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
