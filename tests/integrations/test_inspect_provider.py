@@ -352,11 +352,12 @@ def animals():
 
 
 def test_a_retry_draws_for_a_missing_epoch_what_the_whole_run_would_have_drawn(
-    provider: Callable[..., Any], tmp_path: Path
+    provider: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from inspect_ai import eval as inspect_eval
     from inspect_ai import eval_retry
 
+    monkeypatch.chdir(tmp_path)
     flag = tmp_path / "stumble"
     (tmp_path / "animals.py").write_text(RETRIED.format(flag=str(flag)))
     # Two objects, as the first one has been asked already.
@@ -364,8 +365,8 @@ def test_a_retry_draws_for_a_missing_epoch_what_the_whole_run_would_have_drawn(
 
     def run(model: Any, **options: Any) -> Any:
         (log,) = inspect_eval(
-            str(tmp_path / "animals.py"), model=model, log_dir=str(tmp_path / "logs"), display="none", max_tokens=12, temperature=1.5, **options
-        )  # fmt: skip
+            "animals.py", model=model, log_dir="logs", display="none", max_tokens=12, temperature=1.5, **options
+        )
         return log
 
     def by_epoch(log: Any) -> dict[tuple[str, int], str]:
@@ -380,6 +381,6 @@ def test_a_retry_draws_for_a_missing_epoch_what_the_whole_run_would_have_drawn(
     assert stopped.status == "error"
     assert by_epoch(stopped) == {key: text for key, text in drawn.items() if key[1] == 1}
     flag.unlink()
-    (retried,) = eval_retry(stopped, log_dir=str(tmp_path / "logs"), display="none")
+    (retried,) = eval_retry(stopped, log_dir="logs", display="none")
     assert retried.status == "success", retried.error
     assert by_epoch(retried) == drawn

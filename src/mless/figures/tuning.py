@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from mless.values import ArmSettings, arm_of, format_numbers
 COLOURS = "PuOr_r"
 #: Cells side by side; panels for which there is no room go below.
 ACROSS = 8
+#: Signs of a title that fit above one cell.
+SIGNS = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,12 @@ def draw_sensitivity(paths: Sequence[Path]) -> Picture:
     grids = [grids_of(folder) for folder in folders]
     lines = [(folder, line) for folder, found in zip(folders, grids, strict=True) for line in _lines(found)]
     wide = max(4, *(sum(map(_width, found)) for _, found in lines))
-    heights = [0.95 + 0.4 * max(2, *(len(grid.values[0]) for grid in found)) for _, found in lines]
+    heights = [
+        0.8
+        + 0.15 * max(1 + _title(grid).count("\n") for grid in found)
+        + 0.4 * max(2, *(len(grid.values[0]) for grid in found))
+        for _, found in lines
+    ]
     figure = style.new_figure(PAGE_WIDTH * min(1.0, 0.35 + 0.11 * wide), sum(heights) + 0.95)
     rows = figure.add_gridspec(len(lines), 1, height_ratios=heights)
     reach = max(0.01, *(abs(row.delta) for found in grids for one in found for row in one.cells.values()))
@@ -86,6 +94,10 @@ def _width(grid: Grid) -> int:
     return max(2, len(grid.values[1]))  # a single column still has a title and an axis to show
 
 
+def _title(grid: Grid) -> str:
+    return textwrap.fill(style.shown(grid.title), SIGNS * _width(grid))
+
+
 def _lines(grids: Sequence[Grid]) -> list[list[Grid]]:
     found: list[list[Grid]] = []
     for grid in grids:
@@ -108,7 +120,7 @@ def grids_of(folder: StoredTuning) -> list[Grid]:
     every = list(dict.fromkeys(kinds.values()))
     found: list[Grid] = []
     for kind in every:
-        where = kind.words(every)
+        where = kind.words()
         here = [row for row in tried if kinds[row.condition] == kind]
         of_c = {(row.c, row.p1): row for row in here if row.c is not None and row.bounds == usual}
         of_fraction = {(row.fraction, row.p1): row for row in here if row.fraction is not None}
@@ -117,7 +129,7 @@ def grids_of(folder: StoredTuning) -> list[Grid]:
     for at in dict.fromkeys((row.c, row.p1, kinds[row.condition]) for row in by_c):
         c, p1, kind = at
         bounds = {row.bounds: row for row in by_c if (row.c, row.p1, kinds[row.condition]) == at}
-        where = "" if len(every) == 1 else f", {kind.words(every)}"
+        where = "" if len(every) == 1 else f", {kind.words()}"
         found.append(Grid(f"bounds of the share, at c {c:g}, p1 {p1:g}{where}", "p_min", "p_max", bounds))
     shown = [grid for grid in found if grid.cells]
     if not shown:
@@ -146,11 +158,12 @@ class _Kind:
         arm: ArmSettings = arm_of(folder.about["conditions"][row.condition]["arm"])
         return cls(arm.layers, arm.rule, arm.scope, arm.seed)
 
-    def words(self, every: Sequence[_Kind]) -> str:
-        """The layers, and what else is not the same in all panels."""
+    def words(self) -> str:
+        """The layers, and what else is not usual."""
+        usual = ArmSettings(c=0.0)
         parts = [f"layer{'s' if len(self.layers) > 1 else ''} {format_numbers(self.layers)}"]
         for name in ("rule", "scope", "seed"):
-            if len({getattr(kind, name) for kind in every}) > 1:
+            if getattr(self, name) != getattr(usual, name):
                 parts.append(f"{name} {getattr(self, name)}")
         return ", ".join(parts)
 
@@ -186,7 +199,7 @@ def _put_grid(axes: Axes, grid: Grid, chosen: str, norm: Normalize) -> None:
         side.set_visible(False)
     axes.set_xlabel(grid.across)
     axes.set_ylabel(grid.down)
-    axes.set_title(style.shown(grid.title), fontsize=style.NORMAL)
+    axes.set_title(_title(grid), fontsize=style.NORMAL)
 
 
 def _lightness(colour: Any) -> float:
@@ -215,6 +228,6 @@ def _words(folder: StoredTuning) -> str:
     how = f"halving, {', '.join(sizes)} dev items" if len(sizes) > 1 else f"grid, {sizes[0]} dev items"
     return (
         f"{style.shown(folder.label)} on {style.shown(folder.task)}: {told['tried']} settings ({how}). Chosen: {share}, p1 {best.p1:g}, "
-        f"layer{'s' if len(best.layers) > 1 else ''} {format_numbers(best.layers)}; on the {test.n:,} test items Δ {wording.points(test.delta)} points "
+        f"{_Kind.of(folder, best).words()}; on the {test.n:,} test items Δ {wording.points(test.delta)} points "
         f"{wording.points_interval(test)}, p {p if p.startswith('<') else f'= {p}'} (one comparison): {test.verdict}."
     )

@@ -123,7 +123,7 @@ class MlessAPI(_model.ModelAPI):
         sample = _samples.sample_active()
         # No two requests under way may have one name.
         name = f"{sample.sample.id if sample is not None else 'request'} #{next(self._serial)}"
-        request = self._request(messages, name, self._luck(config.seed, messages, sample))
+        request = self._request(messages, name, self._luck(config.seed, messages, decoding, sample))
         began = time.monotonic()
         future = self._worker.ask(request, decoding)
         try:
@@ -133,12 +133,12 @@ class MlessAPI(_model.ModelAPI):
             future.cancel()  # nobody waits any more; one that is done stays done
         return self._output(future.result(), len(request.token_ids), time.monotonic() - began)
 
-    def _luck(self, seed: int | None, messages: list[dict[str, Any]], sample: Any) -> int:
+    def _luck(self, seed: int | None, messages: list[dict[str, Any]], decoding: Decoding, sample: Any) -> int:
         """The seed of an answer's random numbers, that of an epoch its own: a retry that makes up for epoch 2 alone draws as epoch 2."""
         place = (str(sample.sample.id), sample.epoch) if sample is not None else ()
         times = self._inside.setdefault(sample, Counter()) if sample is not None else self._outside
-        key = key_of(repr(messages))
-        drawn = hashlib.sha256(repr((seed or 0, key, *place, times[key])).encode("utf-8", "surrogatepass")).digest()
+        key = key_of(repr((messages, decoding)))
+        drawn = hashlib.sha256(repr((seed or 0, key_of(repr(messages)), *place, times[key])).encode()).digest()
         times[key] += 1
         return int.from_bytes(drawn[:8], "big") >> 1
 
