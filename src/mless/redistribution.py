@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.kernels import redistributing
+from mless.models import LoadedModel
 from mless.models.activations import ActivationPoint, activation_points, decoder_of
 from mless.values import MAD_TO_SD, ArmSettings, arm_settings
 
@@ -54,6 +55,8 @@ def redistribute(
         raise BadStudy(
             f"redistribute takes settings or their fields, got both: {', '.join(sorted(parameters))}; leave one out"
         )
+    if not isinstance(activations, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadStudy(f"redistribute takes a tensor of rows × tokens × units, got {type(activations).__name__}")
     if activations.ndim != 3 or not activations.is_floating_point():
         raise BadStudy(
             f"redistribute takes floating-point activations of rows × tokens × units, got {activations.dtype} of shape {tuple(activations.shape)}"
@@ -160,23 +163,23 @@ def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 @contextmanager
-def arm(model: nn.Module, **parameters: Any) -> Generator[ArmHandle]:
+def arm(model: nn.Module | LoadedModel, **parameters: Any) -> Generator[ArmHandle]:
     """Inside the block `model` runs with ARM: ``with mless.arm(model, c=0.13, p1=99.5, layers=[1]): model.generate(…)``.
 
     Parameters are those of `ArmSettings` and `preset`, a model's name in table 9. The model is as before once the block is left, by
-    whatever road. For pipelines give ``pipe.model``; a `torch.compile`d model is compiled anew on entering and leaving.
+    whatever road. What `mless.load` gave will do too; for pipelines give ``pipe.model``; a `torch.compile`d model is compiled anew on entering and leaving.
     """
     with attached(model, arm_settings(**parameters)) as handle:
         yield handle
 
 
-def attach_arm(model: nn.Module, **parameters: Any) -> ArmHandle:
+def attach_arm(model: nn.Module | LoadedModel, **parameters: Any) -> ArmHandle:
     """ARM without a block: it stays until the returned handle's `detach()`."""
     return ArmHandle(model, arm_settings(**parameters))
 
 
 @contextmanager
-def attached(model: nn.Module, settings: ArmSettings) -> Generator[ArmHandle]:
+def attached(model: nn.Module | LoadedModel, settings: ArmSettings) -> Generator[ArmHandle]:
     """`arm`, for settings that are there already."""
     handle = ArmHandle(model, settings)
     try:
@@ -197,7 +200,13 @@ class _Call:
 class ArmHandle:
     """ARM in a model. `rows` gives rows seeds and positions of their own; `detach` takes it out, once or more often."""
 
-    def __init__(self, model: nn.Module, settings: ArmSettings) -> None:
+    def __init__(self, model: Any, settings: ArmSettings) -> None:
+        if isinstance(model, LoadedModel):
+            model = model.model
+        if not isinstance(model, nn.Module):
+            raise BadStudy(
+                f"ARM goes into a transformers model (a torch module), got {type(model).__name__}; for a pipeline give pipe.model"
+            )
         self.settings = settings
         self._call: _Call | None = None
         self._given: tuple[Tensor | None, Tensor | None] = (None, None)

@@ -56,6 +56,7 @@ def answer_parts(folder: StoredAnswers) -> dict[str, Any]:
     rows = folder.accuracy()
     heads = list(shown_rows(rows, folder.conditions).values())
     return {
+        "imported": folder.engine.get("engine") if folder.about.get("imported") else None,
         "accuracy": heads,
         "further": [row for row in rows if row not in heads],
         "statistics": f"{wording.items_words(heads)}; {wording.statistics_words([folder], heads)}. {wording.drawn_words([folder])}",

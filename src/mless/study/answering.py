@@ -121,6 +121,11 @@ def _check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) 
                 f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
                 "--engine hf or vllm, or leave the condition out"
             )
+        if condition.arm is not None and condition.arm.scope != "token" and settings.engine in ("hf", "vllm"):
+            raise BadStudy(
+                f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
+                "use scope token here, or mless.arm around a generate of your own"
+            )
         samples = _samples(settings, condition)
         if samples > 1 and settings.decoding(condition.temperature).greedy:
             raise BadStudy(

@@ -63,7 +63,13 @@ def _bounded(tune: TuneTable, centre: ArmSettings) -> list[ArmSettings]:
             f"p_min and p_max bound the share that follows from c, but [arm] gives fraction = {centre.fraction:g}; set arm.c, or leave them out"
         )
     pairs = itertools.product(tune.p_min or [centre.p_min], tune.p_max or [centre.p_max])
-    return [replace(centre, p_min=low, p_max=high) for low, high in pairs if low <= high]
+    found = [replace(centre, p_min=low, p_max=high) for low, high in pairs if low <= high]
+    if not found:
+        raise BadStudy(
+            f"every p_min ({', '.join(f'{one:g}' for one in tune.p_min or [centre.p_min])}) is above every p_max "
+            f"({', '.join(f'{one:g}' for one in tune.p_max or [centre.p_max])}), so there is nothing to try; p_min is the smaller one"
+        )
+    return found
 
 
 def _layers(text: str) -> tuple[int, ...]:

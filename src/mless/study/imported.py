@@ -53,6 +53,10 @@ def import_results(
         raise BadData(
             f"differences are taken against the condition 'none'; got {got}: say which file is the baseline, as none=FILE"
         )
+    if len(named) < 2:
+        raise BadData(
+            f"only the baseline was given ({named['none'].source}); add a result to compare it with, as mless=FILE"
+        )
     metric = _metric(named, metric)
     _check_items(named)
     label = model or _agreed(named, "model", "--model") or "unknown-model"

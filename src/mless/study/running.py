@@ -158,6 +158,12 @@ def run_study(
     layers = parse_numbers(spec.layers, described.layers, "layer")
     heads = parse_numbers(spec.heads, described.heads, "head")
     check_arm(conditions, described.layers)
+    for condition in conditions:
+        if condition.arm is not None and min(condition.arm.layers) > max(layers):
+            raise BadStudy(
+                f"condition {condition.name!r}: ARM in layer {min(condition.arm.layers)} cannot change layers up to {max(layers)}, which are all that is "
+                f"measured; add --layers 1-{min(condition.arm.layers)}"
+            )
     if for_figure:
         spec.check_figure(described.layers, described.heads)
     measurement = measurement_of(spec)

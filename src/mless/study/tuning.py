@@ -88,7 +88,8 @@ def run_tuning(
     settings = spec.accuracy
     if spec.tune is None or settings is None:
         raise BadStudy(
-            f"study {spec.name!r} has no [tune] and [accuracy], so there is nothing to choose among; use mless tune, or give a grid: --c 0.05,0.13"
+            f"study {spec.name!r} has no {'[tune]' if spec.tune is None else '[accuracy]'}, so there is nothing to choose among; use the study tune, or one "
+            "that has [tune] and [accuracy]"
         )
     if settings.engine == "openai":
         raise BadStudy("ARM needs the model's weights, which a server does not give; tune with the engine hf or vllm")
