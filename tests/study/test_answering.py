@@ -1152,3 +1152,41 @@ def test_a_sum_is_asked_for_its_result_and_all_else_as_published() -> None:
 def test_positions_after_the_end_cannot_be_shifted() -> None:
     with pytest.raises(BadStudy, match="shifts what comes after the prompt's end"):
         load_study("accuracy", {"conditions": "position-only", "placement": "end"}).conditions_in_order()
+
+
+# ---- ARM -------------------------------------------------------------------------------------------------------------------
+
+
+def test_arm_is_a_condition_like_any_other_and_resumes_to_the_same_tables(tiny: Path, tmp_path: Path) -> None:
+    strong = {"arm.fraction": 0.4, "arm.p1": 99.0, "conditions": "none,arm,mless-arm"}
+    outcome = run_tiny(tiny, tmp_path / "a", **strong)
+    answers = ResultFolder(outcome.folder).read_table("answers").to_pylist()
+    texts = {(row["condition"], row["item"]): row["text"] for row in answers}
+    items = {item for _, item in texts}
+    assert any(texts["none", item] != texts["arm", item] for item in items)
+    about = json.loads((outcome.folder / "study.json").read_text())
+    assert about["conditions"]["arm"]["arm"]["fraction"] == 0.4
+    assert about["conditions"]["none"]["arm"] is None
+    again = run_tiny(tiny, tmp_path / "b", **strong)
+    for unit in sorted((again.folder / "units" / "replies").iterdir())[1::2]:
+        unit.unlink()
+    (again.folder / "answers.parquet").unlink()
+    run_tiny(tiny, tmp_path / "b", **strong)
+    assert (again.folder / "answers.parquet").read_bytes() == (outcome.folder / "answers.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"accuracy.engine": "openai", "accuracy.base_url": "http://127.0.0.1:9/v1"}, "ARM.*needs the weights; use --engine hf or vllm"),
+        ({"arm.scope": "tensor"}, "scope 'tensor' pools.*use scope token"),
+        ({"arm.layers": [99]}, "no layer 99 for ARM: this model's layers are 1 to"),
+    ],
+)  # fmt: skip
+def test_arm_that_cannot_be_is_refused_before_a_model_is_loaded(
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    spec = load_study("accuracy", {"model": str(tiny), "conditions": "none,arm", "data": "arithmetic:1:4"} | changes)
+    with pytest.raises(BadStudy, match=words):
+        run_study(spec, tmp_path / "r")
+    assert not (tmp_path / "r").exists()

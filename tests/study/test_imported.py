@@ -414,3 +414,10 @@ def test_a_fault_is_one_line_and_exit_code_2(tmp_path: Path):
     assert done.returncode == 2
     assert done.stderr.startswith("mless: differences are taken against the condition 'none'")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_baseline_alone_is_refused_and_leaves_nothing(tmp_path: Path):
+    file = lines(tmp_path / "samples_none.jsonl", said([True, False, True]))
+    with pytest.raises(BadData, match=r"only the baseline was given.*mless=FILE"):
+        import_results([f"none={file}"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 from scipy import stats as scipy_stats
 
 import mless
-from mless.errors import BadAttention, BadFolder, BadPrompt
+from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy
 from mless.models import LoadedModel
 from mless.store import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
@@ -534,3 +534,20 @@ def test_a_template_that_leaves_the_bos_out_is_found_out(embedded: LoadedModel, 
     needy = dataclasses.replace(embedded, bos=rows[0].token_ids[0] + 1)
     with pytest.raises(TokenizerFault, match=r"does not begin with the BOS token.*--prompt raw"):
         check_prompts(needy, {"none": rows})
+
+
+def test_attention_under_arm_is_a_condition_too(tiny: Path, tmp_path: Path) -> None:
+    """ARM in layer 1's MLP leaves layer 1's attention alone and reaches layer 2's."""
+    out = run_tiny(tiny, tmp_path / "r", conditions="none,arm", layers="1-2", **{"arm.fraction": 0.4}).folder
+    rows = pl.read_parquet(out / "attention.parquet").sort("item", "layer", "head", "queries")
+    for layer, same in ((1, True), (2, False)):
+        without, with_arm = (
+            rows.filter((pl.col("layer") == layer) & (pl.col("condition") == name))["received"].to_list()
+            for name in ("none", "arm")
+        )
+        assert (without == with_arm) is same
+
+
+def test_arm_behind_the_last_measured_layer_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadStudy, match=r"ARM in layer 2 cannot change layers up to 1.*--layers 1-2"):
+        run_tiny(tiny, tmp_path / "r", conditions="none,arm", layers="1", **{"arm.layers": [2]})

@@ -481,3 +481,8 @@ def test_arm_takes_layers_as_they_are_written_and_nothing_unknown():
 def test_an_affine_study_takes_no_batches():
     with pytest.raises(BadStudy, match="takes no batch_size; got 4"):
         load_study("affine", {"batch_size": 4})
+
+
+def test_bounds_that_cross_over_leave_nothing_to_try():
+    with pytest.raises(BadStudy, match=r"every p_min \(0.5\) is above every p_max \(0.1\)"):
+        settings_to_try(load_study("tune", {"tune.p_min": [0.5], "tune.p_max": [0.1]}))

@@ -53,10 +53,6 @@ def import_results(
         raise BadData(
             f"differences are taken against the condition 'none'; got {got}: say which file is the baseline, as none=FILE"
         )
-    if len(named) < 2:
-        raise BadData(
-            f"only the baseline was given ({named['none'].source}); add a result to compare it with, as mless=FILE"
-        )
     metric = _metric(named, metric)
     _check_items(named)
     label = model or _agreed(named, "model", "--model") or "unknown-model"
@@ -70,6 +66,10 @@ def import_results(
         ],
         schema=ANSWERS,
     )
+    if len(named) < 2:
+        raise BadData(
+            f"only the baseline was given ({named['none'].source}); add a result to compare it with, as mless=FILE"
+        )
     settings = _settings(named["none"], margin)
     table = accuracy_table(answers, conditions, settings, seed=seed)
     path = out if out is not None else Path("results") / f"imported-{slug(called)}-{slug(label)}"
