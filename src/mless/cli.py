@@ -409,7 +409,7 @@ def _run_for_figure(
             raise
         raise type(fault)(
             f"{spec.name} was published for {', '.join(models)}: {fault}; or draw it for a model you have: "
-            f"mless figure {spec.source} --model smollm2 --heads most-shifted:3"
+            f"mless figure {spec.source} --model smollm2{' --heads most-shifted:3' if spec.figure and spec.figure.panels else ''}"
         ) from None
     finally:
         bar.stop()

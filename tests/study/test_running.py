@@ -551,3 +551,10 @@ def test_attention_under_arm_is_a_condition_too(tiny: Path, tmp_path: Path) -> N
 def test_arm_behind_the_last_measured_layer_is_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(BadStudy, match=r"ARM in layer 2 cannot change layers up to 1.*--layers 1-2"):
         run_tiny(tiny, tmp_path / "r", conditions="none,arm", layers="1", **{"arm.layers": [2]})
+
+
+def test_parameters_of_arm_that_nobody_uses_are_said(tiny: Path, tmp_path: Path) -> None:
+    told = Heard()
+    chosen = {"model": str(tiny), "limit": 1, "length": 5, "conditions": "none,mless", "prompt": "raw", "arm.c": 0.3}
+    run_study(load_study("quick", chosen), tmp_path / "r", told)
+    assert any("no condition runs with ARM" in line for line in told.lines)

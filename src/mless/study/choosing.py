@@ -118,7 +118,9 @@ def plan_items(items: Sequence[Item], tune: TuneTable, settings: int, seed: int)
     try:
         dev = stats.split_items([item.cluster or item.id for item in items], tune.dev_share, seed)
     except BadStudy as fault:
-        raise BadStudy(f"{fault}; or another share: --dev-share") from None
+        raise BadStudy(
+            f"{fault}; or another share: --dev-share, or --set tune.dev_share=… where there is no such option"
+        ) from None
     # by a hash of its own, so that the first rung is no particular part of the data set
     first = sorted((item.id for item, here in zip(items, dev, strict=True) if here), key=lambda one: _order(seed, one))
     rungs = min(tune.rungs, max(1, math.ceil(math.log2(settings)))) if tune.method == "halving" else 1

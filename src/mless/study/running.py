@@ -142,6 +142,10 @@ def run_study(
         from mless.study.tuning import run_tuning
 
         return run_tuning(spec, out, told, trust_remote_code=trust_remote_code)
+    if spec.arm.model_dump(exclude_none=True) and not any(one.arm for one in spec.conditions_in_order()):
+        told.say(
+            "ARM's parameters are given, but no condition runs with ARM: add arm to the conditions, or leave them out"
+        )
     if spec.accuracy is not None:
         if for_figure:
             spec.check_figure()
