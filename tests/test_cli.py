@@ -451,7 +451,7 @@ def test_every_public_name_resolves(name: str) -> None:
 
 def test_the_door_is_sorted_and_closed() -> None:
     assert sorted(mless.__all__) == mless.__all__
-    with pytest.raises(AttributeError, match="module 'mless' has no attribute 'nothing'; it has: Attention, "):
+    with pytest.raises(AttributeError, match="module 'mless' has no attribute 'nothing'; it has: ArmHandle, "):
         _ = mless.nothing  # pyright: ignore[reportAttributeAccessIssue]
 
 

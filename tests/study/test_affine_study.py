@@ -175,10 +175,6 @@ def test_a_run_that_lost_units_and_tables_ends_with_the_same_bytes(folder, model
     assert run_study(load_study("affine", {"model": str(model), **SMALL}), out).computed == 0
 
 
-def test_batches_change_nothing(folder, model, tmp_path):
-    assert tables_of(run_tiny(model, tmp_path / "batched", batch_size=4)) == tables_of(folder)
-
-
 # ---- settings and bad input -----------------------------------------------------------------------------------------------
 
 
