@@ -3,8 +3,8 @@
     python benchmarks/arm.py [--layers 28] [--json FILE]
 
 Correctness comes first: the kernel must choose and draw as the sorted path does, and the model must be as before afterwards. Then one JSON
-line per row, and a table. Times are medians over many calls. Captured graphs with and without ARM take turns, so that a ratio is of one moment;
-called eagerly a model is timed without, with and again without ARM, and the third beside the first says how far such a ratio can be trusted.
+line per row, and a table. Times are medians over many calls. With and without ARM take turns, so that a ratio is of one moment; a third turn,
+again without, says how far such a ratio can be trusted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -73,6 +74,18 @@ def timed(calls: dict[str, Callable[[], object]], rounds: int = 30, inner: int =
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+def in_turns(
+    model: Qwen2ForCausalLM, call: Callable[[], object], rounds: int = 10, inner: int = 10
+) -> dict[str, float]:
+    """As `timed`, of calls as they come from Python, without ARM, with it and again without."""
+    found: dict[str, list[float]] = {"plain": [], "arm": [], "plain again": []}
+    for _ in range(rounds):
+        for name, times in found.items():
+            with arm(model, c=0.13, p1=99.5) if name == "arm" else nullcontext():
+                times.append(timed({name: call}, rounds=1, inner=inner)[name])
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
 def captured(call: Callable[[], object]) -> Callable[[], object]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -104,18 +117,13 @@ def mlp_rows(model: Qwen2ForCausalLM, device: torch.device) -> list[dict[str, ob
         x = torch.randn(*shape, SHAPES["hidden_size"], device=device, dtype=torch.bfloat16)
         plain = captured(lambda x=x: mlp(x))
         before = mlp(x)
-        eager_plain = timed({"plain": lambda x=x: mlp(x)})["plain"]
         with arm(model, c=0.13, p1=99.5):
             with_arm = captured(lambda x=x: mlp(x))
-            eager = timed({"arm": lambda x=x: mlp(x)})["arm"]
             assert not torch.equal(mlp(x), before)
         assert torch.equal(mlp(x), before)
         times = timed({"plain": plain, "arm": with_arm, "plain again": plain})
-        eager_again = timed({"plain": lambda x=x: mlp(x)})["plain"]
         found.append({"what": f"MLP, {name}, captured"} | ratio(times))
-        found.append(
-            {"what": f"MLP, {name}, eager"} | ratio({"plain": eager_plain, "arm": eager, "plain again": eager_again})
-        )
+        found.append({"what": f"MLP, {name}, eager"} | ratio(in_turns(model, lambda x=x: mlp(x), rounds=30)))
     return found
 
 
@@ -148,17 +156,11 @@ def decode_rows(model: Qwen2ForCausalLM, device: torch.device) -> list[dict[str,
 
         call = rewound if any(hasattr(layer, "cumulative_length") for layer in cache.layers) else step
         plain_graph = captured(call)
-        eager_plain = timed({"plain": call}, rounds=8, inner=3)["plain"]
         with arm(model, c=0.13, p1=99.5):
             arm_graph = captured(call)
-            eager = timed({"arm": call}, rounds=8, inner=3)["arm"]
-        again = timed({"plain": call}, rounds=8, inner=3)["plain"]
         times = timed({"plain": plain_graph, "arm": arm_graph, "plain again": plain_graph}, rounds=20, inner=5)
         found.append({"what": f"decode, {rows} row(s), captured"} | ratio(times))
-        found.append(
-            {"what": f"decode, {rows} row(s), eager"}
-            | ratio({"plain": eager_plain, "arm": eager, "plain again": again})
-        )
+        found.append({"what": f"decode, {rows} row(s), eager"} | ratio(in_turns(model, call, inner=5)))
     return found
 
 

@@ -12,8 +12,8 @@ import math
 import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -188,13 +188,13 @@ def attached(model: nn.Module | LoadedModel, settings: ArmSettings) -> Generator
         handle.detach()
 
 
-@dataclass
-class _Call:
+class _Call(NamedTuple):
     """What the forward under way says of its tokens; None where it says nothing."""
 
     shape: tuple[int, int]
     positions: Int[Tensor, "rows tokens"] | None
     real: Bool[Tensor, "rows tokens"] | None
+    seeds: Int[Tensor, " rows"] | None
 
 
 class ArmHandle:
@@ -290,31 +290,32 @@ class ArmHandle:
         cache = kwargs.get("past_key_values")
         if positions is None and cache is not None:
             positions = (torch.arange(tokens, device=given.device) + cache.get_seq_length()).expand(rows, tokens)
-        self._call = _Call((rows, tokens), positions, real)
+        self._call = _Call((rows, tokens), positions, real, self._given[0])
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._call = None
 
-    def _context(self, activations: Tensor, layer: int) -> tuple[tuple[int, int], dict[str, Tensor | None]]:
+    def context(self, activations: Tensor, layer: int) -> _Call:
         """Rows and tokens of what a layer's MLP is given, and what is known of them; an MLP called by itself knows nothing."""
         call = self._call
-        seeds = self._given[0]
+        shape = activations.shape
         if call is None:
-            flat = activations.shape[:-1]
-            shape = (int(flat[0]), int(flat[1])) if len(flat) == 2 else (1, math.prod(flat))
-            return shape, {"positions": None, "real": None, "seeds": None}
+            return _Call((shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1])), None, None, None)
         rows, tokens = call.shape
-        if math.prod(activations.shape[:-1]) != rows * tokens:
+        if math.prod(shape[:-1]) != rows * tokens:
             raise UnsupportedArchitecture(
-                f"ARM: layer {layer}'s MLP was given {math.prod(activations.shape[:-1])} tokens in a forward of {rows} × {tokens}, so they cannot be told "
+                f"ARM: layer {layer}'s MLP was given {math.prod(shape[:-1])} tokens in a forward of {rows} × {tokens}, so they cannot be told "
                 "apart; see docs/adding-a-model.md"
             )
-        known = {"positions": call.positions, "real": call.real, "seeds": seeds}
+        # Layers draw apart; layer 1 as the pure function does.
+        seeds = call.seeds if call.seeds is None or layer == 1 else call.seeds + _salt(layer)
         # A model spread over devices has layers elsewhere than its input.
-        device = activations.device
-        return call.shape, {
-            what: one if one is None or one.device == device else one.to(device) for what, one in known.items()
-        }
+        place = activations.device
+        return _Call(call.shape, _at(call.positions, place), _at(call.real, place), _at(seeds, place))
+
+
+def _at(one: Tensor | None, device: torch.device) -> Tensor | None:
+    return one if one is None or one.device == device else one.to(device)
 
 
 class _Hook:
@@ -325,12 +326,10 @@ class _Hook:
         self._settings = of_layer(handle.settings, point.layer)
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        shape, known = self._handle._context(output, self._layer)  # pyright: ignore[reportPrivateUsage]
-        seeds = known["seeds"]
-        if seeds is not None and self._layer > 1:
-            known["seeds"] = seeds + _salt(self._layer)
-        shaped = output.reshape(*shape, output.shape[-1])
-        return redistribute(shaped, self._settings, **known).reshape(output.shape)
+        call = self._handle.context(output, self._layer)
+        shaped = output.reshape(*call.shape, output.shape[-1])
+        new = redistribute(shaped, self._settings, real=call.real, positions=call.positions, seeds=call.seeds)
+        return new.reshape(output.shape)
 
 
 class _Fused:
@@ -338,32 +337,31 @@ class _Fused:
 
     def __init__(self, handle: ArmHandle, point: ActivationPoint) -> None:
         self._handle, self._point = handle, point
+        self._owner: Any = point.owner
         self._settings = of_layer(handle.settings, point.layer)
         self._forward = point.owner.forward
-        self._act: redistributing.Act | None = redistributing.activation_of(point.act)
+        # Other scopes have no kernel.
+        of_token = handle.settings.scope == "token"
+        self._act: redistributing.Act | None = redistributing.activation_of(point.act) if of_token else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        owner: Any = self._point.owner
+        owner = self._owner
         # Others who listen at the activation must hear it, whenever they came, so then it is computed by itself.
-        alone = _hooks(self._point.act) == 1
-        if self._act is None or not alone or not redistributing.fits(x) or self._settings.scope != "token":
+        if self._act is None or _hooks(self._point.act) != 1 or not redistributing.fits(x):
             return self._forward(x)
         gate, up = owner.gate_proj(x), owner.up_proj(x)
         if not redistributing.fits(gate) or up.requires_grad:
             # Too many units, or projections that are being trained: the kernel knows no gradient.
             return self._forward(x)
-        shape, known = self._handle._context(gate, self._point.layer)  # pyright: ignore[reportPrivateUsage]
-        seeds = known["seeds"]
+        call = self._handle.context(gate, self._point.layer)
+        shape = gate.shape
+        if shape[:-1] != call.shape:
+            gate, up = gate.reshape(*call.shape, shape[-1]), up.reshape(*call.shape, shape[-1])
         # A token's own statistics know no padding, and what padding becomes nobody sees.
         hidden = redistributing.rows(
-            gate.reshape(*shape, gate.shape[-1]),
-            self._settings,
-            positions=known["positions"],
-            seeds=seeds if seeds is None or self._point.layer == 1 else seeds + _salt(self._point.layer),
-            up=up.reshape(*shape, up.shape[-1]),
-            act=self._act,
-        )
-        return owner.down_proj(hidden.reshape(up.shape))
+            gate, self._settings, positions=call.positions, seeds=call.seeds, up=up, act=self._act
+        )  # fmt: skip
+        return owner.down_proj(hidden if shape == hidden.shape else hidden.reshape(shape))
 
 
 def _hooks(module: nn.Module) -> int:
@@ -371,7 +369,7 @@ def _hooks(module: nn.Module) -> int:
 
 
 def _salt(layer: int) -> int:
-    """Layers draw apart; layer 1 as the pure function does."""
+    """What sets a layer's seeds apart from layer 1's."""
     return (layer - 1) << 40
 
 

@@ -6,7 +6,6 @@ probe, and halving what is left. No sort, no histogram, no atomics, no host sync
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from typing import Any, Literal
@@ -24,9 +23,8 @@ _ACTS: tuple[Act, ...] = ("none", "silu", "gelu", "gelu_tanh")
 _MOST_UNITS = 32766
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+#: It exists for Linux only. Settled on import: a compiler that looks into `fits` cannot look into a search for files.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fits(activations: Tensor) -> bool:
@@ -35,7 +33,7 @@ def fits(activations: Tensor) -> bool:
         return False
     if not activations.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return False
-    return _has_triton() and activations.shape[-1] <= _MOST_UNITS
+    return _HAS_TRITON and activations.shape[-1] <= _MOST_UNITS
 
 
 def activation_of(module: nn.Module) -> Act | None:
@@ -61,26 +59,33 @@ def rows(
 ) -> Float[Tensor, "rows tokens units"]:
     """`act` of the values, redistributed token by token, times `up` where that is given."""
     count, tokens, units = values.shape
-    for what, given, shape in (
-        ("positions", positions, (count, tokens)),
-        ("seeds", seeds, (count,)),
-        ("up", up, (count, tokens, units)),
-    ):
-        # The kernel would read past what is there.
-        if given is not None and tuple(given.shape) != shape:
-            raise BadStudy(f"redistribute: {what} must have the shape {shape}, got {tuple(given.shape)}")
-    if settings.fraction is not None:
-        least = most = max(1, round(settings.fraction * units))
-        factor = -1.0
-    else:
-        assert settings.c is not None
-        least, most = (max(1, round(share * units)) for share in (settings.p_min, settings.p_max))
-        factor = MAD_TO_SD * settings.c
+    # The kernel would read past what is there.
+    if positions is not None and positions.shape != (count, tokens):
+        raise _misshapen("positions", positions, (count, tokens))
+    if seeds is not None and seeds.shape != (count,):
+        raise _misshapen("seeds", seeds, (count,))
+    if up is not None and up.shape != values.shape:
+        raise _misshapen("up", up, (count, tokens, units))
+    factor, least, most = _bounds(settings, units)
     # Compiled code takes the operator as it is and does not look inside; without a compiler its bookkeeping would cost more than the kernel.
     run = _rows if torch.compiler.is_compiling() else _launched
     return run(
         values, up, positions, seeds, settings.seed, factor, least, most, settings.p1, settings.rule == "add", _ACTS.index(act)
     )  # fmt: skip
+
+
+def _bounds(settings: ArmSettings, units: int) -> tuple[float, int, int]:
+    """What epsilon is of the median deviation (−1 where the share is given), and how few and how many units may be chosen."""
+    if settings.fraction is not None:
+        k = max(1, round(settings.fraction * units))
+        return -1.0, k, k
+    assert settings.c is not None
+    least, most = (max(1, round(share * units)) for share in (settings.p_min, settings.p_max))
+    return MAD_TO_SD * settings.c, least, most
+
+
+def _misshapen(what: str, given: Tensor, shape: tuple[int, ...]) -> BadStudy:
+    return BadStudy(f"redistribute: {what} must have the shape {shape}, got {tuple(given.shape)}")
 
 
 def _launched(

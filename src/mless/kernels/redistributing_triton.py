@@ -13,7 +13,7 @@ import functools
 import math
 import os
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -44,36 +44,66 @@ def launch(
     act: str,
 ) -> None:
     rows, tokens, units = values.shape
+    plan = _planned(values.device, units, seed, factor, least, most, p1, add, act)
+    # Triton's own look-up of a compiled kernel takes longer than a small MLP, so a kernel is kept by what it was compiled for: what is there,
+    # its type, and whether it begins at a multiple of 16 bytes.
+    known = (
+        values.data_ptr() % 16 | out.data_ptr() % 16,
+        None if up is None else up.data_ptr() % 16,
+        None if positions is None else (positions.dtype, positions.data_ptr() % 16),
+        None if seeds is None else (seeds.dtype, seeds.data_ptr() % 16),
+    )
+    kernel = plan.compiled.get(known)
+    grid = (rows * tokens, 1, 1)
+    # Triton launches on the current device, which need not be the tensors'.
+    elsewhere = values.is_cuda and values.get_device() != torch.cuda.current_device()
+    with torch.cuda.device(values.device) if elsewhere else _HERE:
+        if kernel is not None:
+            # A compiled kernel takes addresses and asks for no type.
+            kernel[grid](values, up, positions, seeds, out, tokens, *plan.numbers, *plan.constants)
+            return
+        words = torch.int32
+        pointers = (values.view(words), up.view(words) if up is not None else None, positions, seeds, out.view(words))
+        run: Any = _kernel[grid]
+        kernel = run(
+            *pointers, tokens, *plan.numbers, *plan.constants, num_warps=plan.warps, maxnreg=_REGISTERS.get(plan.warps)
+        )  # fmt: skip
+    if kernel is not None:  # the interpreter compiles nothing
+        plan.compiled[known] = kernel
+
+
+_HERE = nullcontext()
+
+
+class _Plan(NamedTuple):
+    """What does not change from call to call."""
+
+    numbers: tuple[int | float, ...]
+    constants: tuple[Any, ...]
+    warps: int
+    compiled: dict[tuple[Any, ...], Any]
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(
+    device: torch.device, units: int, seed: int, factor: float, least: int, most: int, p1: float, add: bool, act: str
+) -> _Plan:
     place = (units - 1) * (p1 / 100)
     first, second, columns, warps = shape_of(units)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    words = torch.int32
-    pointers = (values.view(words), up.view(words) if up is not None else None, positions, seeds, out.view(words))
     numbers = (
-        tokens, _signed(seed), _signed(seed >> 32), factor, least, most, math.floor(place), place - math.floor(place),
+        _signed(seed), _signed(seed >> 32), factor, least, most, math.floor(place), place - math.floor(place),
         320 if p1 >= 99 else 224 if p1 >= 95 else 128,  # how many keys above the mean size the percentile may be; a hint
     )  # fmt: skip
-    packed = not interpreted and _packs(values.device)
+    packed = not interpreted and _packs(device)
     constants = (units, first, second, columns, act, add, factor < 0, packed, interpreted)
-    grid = (rows * tokens, 1, 1)
-    # Triton's own look-up of a compiled kernel takes longer than a small MLP, so a kernel is kept by what it was compiled for.
-    aligned = tuple(None if one is None else one.data_ptr() % 16 == 0 for one in pointers)
-    kinds = tuple(None if one is None else one.dtype for one in (positions, seeds))
-    known = (values.device, aligned, kinds, constants)
-    kernel: Any = _COMPILED.get(known)
-    # Triton launches on the current device, which need not be the tensors'.
-    elsewhere = values.is_cuda and values.get_device() != torch.cuda.current_device()
-    with torch.cuda.device(values.device) if elsewhere else nullcontext():
-        if kernel is not None:
-            kernel[grid](*pointers, *numbers, *constants)
-            return
-        run: Any = _kernel[grid]
-        kernel = run(*pointers, *numbers, *constants, num_warps=warps, maxnreg=_REGISTERS.get(warps))
-    if not interpreted:
-        _COMPILED[known] = kernel
+    return _Plan(numbers, constants, warps, _compiled_for(device, constants))
 
 
-_COMPILED: dict[tuple[Any, ...], Any] = {}
+@functools.cache
+def _compiled_for(device: torch.device, constants: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
+    """Kernels that differ in numbers alone are one."""
+    return {}
 
 
 def _signed(value: int) -> int:
@@ -81,7 +111,6 @@ def _signed(value: int) -> int:
     return ((value & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
-@functools.cache
 def _packs(device: torch.device) -> bool:
     """Whether the device compares two bf16 in one instruction: Hopper and later."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
