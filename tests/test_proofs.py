@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mless.capture import affine
 from mless.capture import attention as capture
 from mless.errors import BadAttention, ProofFailed
 from mless.kernels import streaming
-from mless.proofs import prove
-from tiny import FAMILIES, prompt_of, tiny
+from mless.models.activations import activation_points
+from mless.proofs import prove, prove_outputs, prove_reading
+from tiny import BASE, FAMILIES, prompt_of, tiny
 
 PROMPT = prompt_of(("start", 1), ("system", 6), ("filler", 9), ("question", 30), seed=1)
 
@@ -44,8 +46,8 @@ def test_a_wrong_kernel_is_found_out():
 def test_a_mask_that_loses_a_window_is_found_out(monkeypatch):
     """Eager sees the mask as given; a model whose attention ignores it would disagree with its own forward."""
     model = tiny("mistral")
-    monkeypatch.setattr(capture, "_sdpa_forward", lambda module, q, k, v, mask, scale: capture.sdpa_attention_forward(
-        module, q, k, v, None, scaling=scale, is_causal=True)[0])  # fmt: skip
+    monkeypatch.setattr(capture, "_sdpa_forward", lambda call: capture.sdpa_attention_forward(
+        call.module, call.query, call.key, call.value, None, scaling=call.score["scale"], is_causal=True)[0])  # fmt: skip
     with pytest.raises(ProofFailed, match=r"layer 1: its attention output differs from eager's"):
         prove(model, PROMPT, [1])
 
@@ -59,8 +61,8 @@ def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, monk
     (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
     honest, calls = capture._sdpa_forward, iter(range(1000))
 
-    def lazy(*arguments):
-        out = honest(*arguments)
+    def lazy(call):
+        out = honest(call)
         return out * 0 if next(calls) % 6 == 5 else out
 
     monkeypatch.setattr(capture, "_sdpa_forward", lazy)
@@ -104,3 +106,74 @@ def test_a_model_that_is_not_given_back_is_found_out():
     model.model.norm.forward = lambda x: inner(x) + 1e-2 * (next(calls) == 3)
     with pytest.raises(ProofFailed, match="did not give back"):
         prove(model, PROMPT, [1])
+
+
+# ---- attention outputs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_captured_is_eagers_output_and_enters_the_projection(family):
+    found = prove_outputs(tiny(family), PROMPT, [1, 2, 3])
+    assert found["captured"] < 1e-5
+    assert found["entering"] < 1e-5
+    assert found["forward"] < 1e-4
+    assert found["restoration"] == "same bits"
+
+
+def test_a_wrong_softmax_is_found_out(monkeypatch):
+    honest = affine.attention_outputs
+    monkeypatch.setattr(affine, "attention_outputs", lambda *a, **k: honest(*a, **{**k, "scale": k["scale"] * 1.01}))
+    with pytest.raises(ProofFailed, match="layer 1: the captured attention output differs from eager"):
+        prove_outputs(tiny("llama"), PROMPT, [1, 2, 3])
+
+
+def test_heads_out_of_order_are_found_out():
+    model = tiny("llama")
+    projection = model.model.layers[1].self_attn.o_proj
+    projection.register_forward_pre_hook(lambda module, given: (given[0].roll(12, dims=-1),))
+    with pytest.raises(ProofFailed, match="layer 2: what enters the output projection differs from eager"):
+        prove_outputs(model, PROMPT, [1, 2, 3])
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------------
+
+
+def hooks(model):
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "gated"),
+    [
+        ("llama", {}, True),
+        ("gemma3_text", {}, True),
+        ("phi3", {"pad_token_id": 0}, False),  # fused
+        ("gpt2", {}, False),
+        ("opt", {"dropout": 0.0, "pad_token_id": 0, "ffn_dim": 64, "word_embed_proj_dim": BASE["hidden_size"]}, False),
+    ],
+)
+def test_reading_activations_changes_nothing(family, settings, gated):
+    model = tiny(family, **settings)
+    result = prove_reading(model, PROMPT, [1, 2, 3])
+    assert result["output unchanged"] is result["restored"] is True
+    assert ("MLP computed anew" in result) == gated
+    assert hooks(model) == 0
+
+
+def test_an_mlp_that_goes_on_with_something_else_is_found_out():
+    model = tiny("llama")
+    owner = activation_points(model.model, [2])[0].owner
+    # The module is called, and then another non-linearity is used.
+    owner.forward = lambda x: owner.down_proj(0.9 * owner.act_fn(owner.gate_proj(x)) * owner.up_proj(x))
+    with pytest.raises(ProofFailed, match="not what the MLP goes on with"):
+        prove_reading(model, PROMPT, [1, 2])
+    assert hooks(model) == 0
+
+
+def test_a_model_that_answers_otherwise_while_it_is_read_is_found_out():
+    model = tiny("llama")
+    act = activation_points(model.model, [1])[0].act
+    plain = act.forward
+    act.forward = lambda x: plain(x) + bool(act._forward_hooks)
+    with pytest.raises(ProofFailed, match="changed while its activations were read"):
+        prove_reading(model, PROMPT, [1])

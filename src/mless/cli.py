@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,6 +17,7 @@ from mless.errors import BadFolder, BadStudy, MlessError
 
 if TYPE_CHECKING:
     from mless.study import StudySpec
+    from mless.study.running import Outcome
 
 _EPILOG = (
     "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
@@ -195,7 +197,6 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a study, or what is missing of it, and print its verdict."""
-    from mless.report import publish, summary
     from mless.study import load_study, run_study
 
     changes = _changes(
@@ -208,9 +209,19 @@ def run(
     changes |= {f"accuracy.{key}": value for key, value in answers.items()} | _changes(
         answer_field=answer_field, system=system
     )
+    _carry_out(
+        as_json,
+        lambda bar: run_study(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code),
+    )
+
+
+def _carry_out(as_json: bool, work: Callable[[_Bar], Outcome]) -> None:
+    """Do what makes a folder, publish it, and say what it shows and where it lies."""
+    from mless.report import publish, summary
+
     bar = _Bar(as_json)
     try:
-        outcome = run_study(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
+        outcome = work(bar)
     finally:
         bar.stop()
     bar.checked()
@@ -453,7 +464,6 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Choose ARM's parameters on some items, and say on the others what the choice is worth."""
-    from mless.report import publish, summary
     from mless.study import load_study
     from mless.study.tuning import run_tuning
 
@@ -468,20 +478,10 @@ def tune(
     tried = grid | _changes(method=method, dev_share=dev_share, transfer=transfer)
     changes |= {f"tune.{key}": value for key, value in tried.items()}
     changes |= {f"accuracy.{key}": v for key, v in _changes(engine=engine, max_new_tokens=max_new_tokens).items()}
-    bar = _Bar(as_json)
-    try:
-        outcome = run_tuning(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code)
-    finally:
-        bar.stop()
-    bar.checked()
-    page = publish(outcome.folder, fresh=outcome.fresh, say=bar.say)
-    told = summary(outcome.folder)
-    if as_json:
-        typer.echo(json.dumps(told | {"units_computed": outcome.computed}, ensure_ascii=False))
-        return
-    note = "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed"
-    _print_verdict(told["verdict"], note)
-    typer.echo(f"\nreport: {_plain(str(page))}")
+    _carry_out(
+        as_json,
+        lambda bar: run_tuning(load_study(study, changes, sets or ()), out, bar, trust_remote_code=trust_remote_code),
+    )
 
 
 @app.command(epilog=_EPILOG)

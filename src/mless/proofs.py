@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mless import kernels
-from mless.capture import capturing
-from mless.errors import BadAttention, ProofFailed
+from mless.capture import activations, affine, capturing
+from mless.capture.seam import Call, attention_modules
+from mless.errors import BadAttention, ProofFailed, UnsupportedArchitecture
 from mless.models import LoadedModel
+from mless.models.activations import activation_points
 from mless.values import QUERY_SETS, Prompt, head_name
 
-#: Ours and eager start from the same queries and keys and both work in fp32, whatever the model's dtype.
-_RECEIVED = 1e-4
-#: How far an attention's output, and a token's hidden state, may be from the other computation's, as a share of its own size.
+#: Ours and eager start from the same queries, keys and values and both work in fp32, whatever the model's dtype.
+_IN_FP32 = 1e-4
+#: How far an attention's output in the model's dtype, and a token's hidden state, may be from the other computation's, as a share of its
+#: own size.
 _OUTPUT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 _HIDDEN = {"float32": 1e-3, "bfloat16": 2e-1, "float16": 5e-2}
 #: What two plain forwards may differ by where the machine's own arithmetic does not repeat.
 _RESTORED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 #: Long enough for a whole ordinary prompt, short enough for eager's matrices.
 _TOKENS = 512
+#: Activations are compared value by value, so a few tokens are enough.
+_READING_TOKENS = 64
 
 
 def prove(
@@ -45,53 +51,120 @@ def prove(
     worst = {"received": 0.0, "output": 0.0}
     with capturing(model.model, layers=layers, kernel=kernel) as recorder:
 
-        def witness(
-            layer: int,
-            module: nn.Module,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            mask: Any,
-            given: Mapping[str, Any],
-            out: Tensor,
-        ) -> None:
+        def witness(call: Call, out: Tensor) -> None:
             # Layer by layer, so that one layer's matrices are in memory at a time.
-            eager_out, matrix = _eager(model, module, q, k, v, mask, given)
-            ours = recorder.sums[layer].received[0, QUERY_SETS.index("later")]
-            worst["received"] = max(worst["received"], _check_received(model, layer, ours, matrix))
-            worst["output"] = max(worst["output"], _check_output(model, layer, out, eager_out))
+            eager_out, matrix = _eager(model, call)
+            ours = recorder.sums[call.layer].received[0, QUERY_SETS.index("later")]
+            worst["received"] = max(worst["received"], _check_received(model, call.layer, ours, matrix))
+            found = _check_output(model, call.layer, "its attention output", out, eager_out, _OUTPUT[model.dtype])
+            worst["output"] = max(worst["output"], found)
 
         recorder.witness = witness
         inside = _hidden(model, tokens)
         recorder.witness = None
         changed = _hidden(model, _other_last(model, tokens))
-    if not bool(torch.isfinite(before).all()):
-        raise BadAttention(
-            f"{model.label}'s hidden states are not finite (NaN or infinite) after layer {model.loaded_layers}; the weights or the dtype "
-            "break it: try --dtype float32, or check the checkpoint"
-        )
-    after = _hidden(model, tokens)
-    restored = "same bits"
-    if not torch.equal(before, after):
-        # Seen once in some hundred runs on a busy CPU: a plain forward that does not repeat its own last bit.
-        if not (gap := _gap(before, after)) <= _RESTORED[model.dtype]:
-            raise ProofFailed(
-                f"{model.label}: taking the instrument off did not give back the model's own outputs (they differ by {gap:.2g} of a token's "
-                "size); please report this"
-            )
-        restored = f"to {gap:.1g} (this machine does not repeat a forward bit for bit)"
-    allowed = _HIDDEN[model.dtype]
-    if not (forward := _gap(before, inside)) <= allowed:
-        raise ProofFailed(
-            f"{model.label}: the instrument changes the model's hidden states (by {forward:.2g} of a token's size, {allowed:g} allowed in "
-            f"{model.dtype}); see docs/adding-a-model.md"
-        )
-    if not (causality := _gap(inside[:, :-1], changed[:, :-1])) <= allowed:
+    _check_finite(model, before)
+    restored = _check_restored(model, before, _hidden(model, tokens))
+    forward = _check_forward(model, before, inside)
+    if not (causality := _gap(inside[:, :-1], changed[:, :-1])) <= _HIDDEN[model.dtype]:
         raise ProofFailed(
             f"{model.label}: a changed last token moved earlier hidden states (by {causality:.2g} of their size): the model looks ahead, so "
             "what a token received cannot be told; see docs/adding-a-model.md"
         )
     return {**worst, "forward": forward, "causality": causality, "restoration": restored, "tokens": tokens.shape[1]}
+
+
+def prove_outputs(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
+    """The same for attention outputs.
+
+    captured:    our outputs against the family's own eager attention, given the same queries, keys, values and mask
+    entering:    what the output projection is really handed, head after head, against the same
+    forward:     as in `prove`
+    restoration: as in `prove`
+    """
+    tokens = torch.tensor([prompt.token_ids[:_TOKENS]], device=model.device)
+    worst = {"captured": 0.0, "entering": 0.0}
+    expected: dict[int, Tensor] = {}
+
+    def watcher(call: Call, outputs: affine.Outputs) -> None:
+        eager = _eager(model, call)[0]
+        what, ours = "the captured attention output", outputs.o.transpose(1, 2)
+        worst["captured"] = max(worst["captured"], _check_output(model, call.layer, what, ours, eager, _IN_FP32))
+        expected[call.layer] = eager.flatten(2)
+
+    def entering(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
+            # Each layer's matrices go as soon as they are compared.
+            theirs, got = expected.pop(layer), given[0].reshape(1, tokens.shape[1], -1)
+            if got.shape != theirs.shape:
+                raise ProofFailed(
+                    f"{model.label} layer {layer}: its output projection takes {got.shape[-1]} numbers per token, but its heads put out "
+                    f"{theirs.shape[-1]}; this family needs an adapter, see docs/adding-a-model.md"
+                )
+            found = _check_output(model, layer, "what enters the output projection", got, theirs, _OUTPUT[model.dtype])
+            worst["entering"] = max(worst["entering"], found)
+
+        return hook
+
+    before = _hidden(model, tokens)
+    _check_finite(model, before)
+    modules = attention_modules(model.model)
+    with ExitStack() as stack:
+        for layer in layers:
+            handle = _output_projection(model, modules[layer - 1]).register_forward_pre_hook(entering(layer))
+            stack.callback(handle.remove)
+        with affine.watching(model.model, layers, torch.zeros_like(tokens, dtype=torch.bool), watcher):
+            inside = _hidden(model, tokens)
+    after = _hidden(model, tokens)
+    forward = _check_forward(model, before, inside)
+    restored = _check_restored(model, before, after)
+    return {**worst, "forward": forward, "restoration": restored, "tokens": tokens.shape[1]}
+
+
+def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
+    """The same for activations: reading them changes no bit of the model's output, and leaves nothing behind.
+
+    And what is read is what the MLP goes on with: a gated MLP's output, computed anew from it, is the one the model computed.
+    """
+    tokens = torch.tensor([prompt.token_ids[:_READING_TOKENS]], device=model.device)
+    points = activation_points(model.model, list(layers))
+    activation: dict[int, Tensor] = {}
+    worst = 0.0
+    gated = [point for point in points if point.gated]
+
+    def hooks() -> list[int]:
+        return [len(point.act._forward_hooks) for point in points]  # pyright: ignore[reportPrivateUsage]
+
+    def check(layer: int, owner: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
+        def compare(module: nn.Module, given: Any, output: Any) -> None:
+            nonlocal worst
+            anew = owner.down_proj(activation.pop(layer) * owner.up_proj(given[0]))  # pyright: ignore[reportCallIssue]
+            error = float((anew.float() - output.float()).abs().max() / output.float().abs().max().clamp(min=1e-30))
+            worst = max(worst, error)
+
+        return compare
+
+    attached, before = hooks(), _hidden(model, tokens)
+    with ExitStack() as stack:
+        for point in gated:
+            stack.callback(point.owner.register_forward_hook(check(point.layer, point.owner)).remove)
+        with activations.watching(model.model, layers, lambda layer, values: activation.update({layer: values})):
+            inside = _hidden(model, tokens)
+    after = _hidden(model, tokens)
+    # Two forwards of a machine that does not repeat itself may differ in a last bit (`_check_restored`).
+    if (gap := _gap(before, inside)) > _RESTORED[model.dtype]:
+        raise ProofFailed(
+            f"{model.label}: its output changed while its activations were read (by {gap:.2g} of a token's size); they cannot be trusted"
+        )
+    if _gap(before, after) > _RESTORED[model.dtype] or hooks() != attached:
+        raise ProofFailed(f"{model.label}: the model is not as before once its activations were read")
+    # Rounding of the model's own dtype is all that may lie between two ways to the same product.
+    if worst > 64 * torch.finfo(inside.dtype).eps:
+        raise ProofFailed(
+            f"{model.label}: an MLP's output differs by {worst:.1g} (relative) from the one computed from the activation that was read, so that is "
+            "not what the MLP goes on with; see docs/adding-a-model.md"
+        )
+    return {"output unchanged": True, "restored": True} | ({"MLP computed anew": worst} if gated else {})
 
 
 def _hidden(model: LoadedModel, tokens: Tensor) -> Tensor:
@@ -117,39 +190,78 @@ def _gap(first: Tensor, second: Tensor) -> float:
     return float((change / first.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)).mean())
 
 
-def _eager(
-    model: LoadedModel, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: Mapping[str, Any]
-) -> tuple[Tensor, Tensor]:
+def _check_finite(model: LoadedModel, hidden: Tensor) -> None:
+    if not bool(torch.isfinite(hidden).all()):
+        raise BadAttention(
+            f"{model.label}'s hidden states are not finite (NaN or infinite) after layer {model.loaded_layers}; the weights or the dtype "
+            "break it: try --dtype float32, or check the checkpoint"
+        )
+
+
+def _check_forward(model: LoadedModel, before: Tensor, inside: Tensor) -> float:
+    allowed = _HIDDEN[model.dtype]
+    if not (gap := _gap(before, inside)) <= allowed:
+        raise ProofFailed(
+            f"{model.label}: the instrument changes the model's hidden states (by {gap:.2g} of a token's size, {allowed:g} allowed in "
+            f"{model.dtype}); see docs/adding-a-model.md"
+        )
+    return gap
+
+
+def _check_restored(model: LoadedModel, before: Tensor, after: Tensor) -> str:
+    if torch.equal(before, after):
+        return "same bits"
+    # Seen once in some hundred runs on a busy CPU: a plain forward that does not repeat its own last bit.
+    if not (gap := _gap(before, after)) <= _RESTORED[model.dtype]:
+        raise ProofFailed(
+            f"{model.label}: taking the instrument off did not give back the model's own outputs (they differ by {gap:.2g} of a token's "
+            "size); please report this"
+        )
+    return f"to {gap:.1g} (this machine does not repeat a forward bit for bit)"
+
+
+def _output_projection(model: LoadedModel, module: nn.Module) -> nn.Module:
+    """The last part of an attention module that multiplies by a matrix; norms have vectors."""
+    found = [part for part in module.children() if getattr(getattr(part, "weight", None), "ndim", 0) == 2]
+    if not found:
+        raise UnsupportedArchitecture(
+            f"{model.family!r}: {type(module).__name__} has no output projection of its own, so its heads' outputs cannot be proved; see "
+            "docs/adding-a-model.md"
+        )
+    return found[-1]
+
+
+def _eager(model: LoadedModel, call: Call) -> tuple[Tensor, Tensor]:
     """Output and matrix by the family's own eager function, in fp32: eager in bf16 rounds its scores to 8 bits."""
-    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    eager: Any = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
     if eager is None:
         raise ProofFailed(
             f"{model.family!r} has no eager attention to hold our numbers against, so they cannot be proved; see docs/adding-a-model.md"
         )
-    visible = mask(0, q.shape[2])
+    q, k, v = call.query.float(), call.key.float(), call.value.float()
+    visible = call.mask(0, q.shape[2])
     additive = torch.zeros(visible.shape, device=q.device).masked_fill_(~visible, torch.finfo(torch.float32).min)
-    out, matrix = eager(module, q.float(), k.float(), v.float(), additive, **given)
-    return out, matrix[0].double()
+    return eager(call.module, q, k, v, additive, **call.given)
 
 
 def _check_received(model: LoadedModel, layer: int, ours: Tensor, matrix: Tensor) -> float:
-    truth = torch.tril(matrix, diagonal=-1).sum(-2)
+    truth = torch.tril(matrix[0].double(), diagonal=-1).sum(-2)
     error = (ours.double() - truth).abs() / truth.clamp(min=1.0)
     found = float(error.max())
-    if not found <= _RECEIVED:
+    if not found <= _IN_FP32:
         head = int(error.amax(-1).argmax()) + 1
         raise ProofFailed(
             f"{model.label} {head_name(layer, head)}: received attention differs from eager attention by {found:.2g}, "
-            f"more than {_RECEIVED:g} allowed; this family needs an adapter, see docs/adding-a-model.md"
+            f"more than {_IN_FP32:g} allowed; this family needs an adapter, see docs/adding-a-model.md"
         )
     return found
 
 
-def _check_output(model: LoadedModel, layer: int, ours: Tensor, eager: Tensor) -> float:
+def _check_output(model: LoadedModel, layer: int, what: str, ours: Tensor, eager: Tensor, allowed: float) -> float:
     found = float((ours.float() - eager).norm() / eager.norm().clamp(min=torch.finfo(torch.float32).tiny))
-    if not found <= _OUTPUT[model.dtype]:
+    if not found <= allowed:
         raise ProofFailed(
-            f"{model.label} layer {layer}: its attention output differs from eager's by {found:.2g} of its size, more than "
-            f"{_OUTPUT[model.dtype]:g} allowed in {model.dtype}; this family needs an adapter, see docs/adding-a-model.md"
+            f"{model.label} layer {layer}: {what} differs from eager's by {found:.2g} of its size, more than {allowed:g} allowed in "
+            f"{model.dtype}; this family needs an adapter, see docs/adding-a-model.md"
         )
     return found

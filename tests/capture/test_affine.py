@@ -11,8 +11,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mless.capture import affine, displacement
-from mless.capture.affine import attention_outputs, prove_outputs
-from mless.errors import BadAttention, BadPrompt, BadStudy, ProofFailed, UnsupportedArchitecture
+from mless.capture.affine import attention_outputs
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.values import Prompt, Span
 from tiny import FAMILIES, prompt_of, tiny
@@ -42,16 +42,6 @@ def without_positions() -> LoadedModel:
 
 
 # ---- the outputs themselves ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_captured_is_eagers_output_and_enters_the_projection(family):
-    model = tiny(family)
-    found = prove_outputs(model, WITH, LAYERS)
-    assert found["captured"] < 1e-5
-    assert found["entering"] < 1e-5
-    assert found["forward"] < 1e-4
-    assert found["restoration"] == "same bits"
 
 
 @pytest.mark.parametrize("extra", ["plain", "softcap", "sinks", "bias"])
@@ -214,21 +204,6 @@ def test_the_model_is_as_before_afterwards_even_after_a_fault():
         displacement(model, WITHOUT, WITH, layers=LAYERS)
     assert model.model.config._attn_implementation == "sdpa"
     assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == registered
-
-
-def test_a_wrong_softmax_is_found_by_the_proof(monkeypatch):
-    honest = affine.attention_outputs
-    monkeypatch.setattr(affine, "attention_outputs", lambda *a, **k: honest(*a, **{**k, "scale": k["scale"] * 1.01}))
-    with pytest.raises(ProofFailed, match="layer 1: the captured attention output differs from eager"):
-        prove_outputs(tiny("llama"), WITH, LAYERS)
-
-
-def test_heads_out_of_order_are_found_by_the_proof(monkeypatch):
-    model = tiny("llama")
-    projection = model.model.layers[1].self_attn.o_proj
-    projection.register_forward_pre_hook(lambda module, given: (given[0].roll(12, dims=-1),))
-    with pytest.raises(ProofFailed, match="layer 2: what enters the output projection differs from eager"):
-        prove_outputs(model, WITH, LAYERS)
 
 
 def test_a_model_without_position_ids_is_refused_by_name():

@@ -253,8 +253,9 @@ def our_matrices(model, prompt: Prompt) -> dict[int, torch.Tensor]:
     """Every layer's attention matrix, by the reference from the queries, keys and masks that the instrument sees."""
     found: dict[int, torch.Tensor] = {}
 
-    def witness(layer, module, q, k, v, mask, given, out):
-        found[layer] = reference.probabilities(q, k, scale=given["scaling"], visible=mask)[0][0]
+    def witness(call, out):
+        scale = call.score["scale"]
+        found[call.layer] = reference.probabilities(call.query, call.key, scale=scale, visible=call.mask)[0][0]
 
     with capturing(model.model, layers=[1, 2]) as recorder, torch.inference_mode():
         recorder.witness = witness
@@ -314,7 +315,7 @@ def test_the_embedded_model_equals_the_reference(embedded):
 
 
 def test_heads_that_see_different_keys_are_refused():
-    from mless.capture.attention import mask_of
+    from mless.capture.seam import mask_of
 
     mask = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
     q = k = torch.zeros(1, 2, 3, 4)

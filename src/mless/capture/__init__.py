@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mless.capture.activations import Rows, prove_reading, read_activations, watching
+from mless.capture.activations import Rows, read_activations, watching
 from mless.capture.affine import Displacement, displacement
-from mless.capture.attention import Attention, LazyMask, Recorder, capturing, received
+from mless.capture.attention import Attention, Recorder, capturing, received
+from mless.capture.seam import LazyMask
 
 __all__ = [
     "Attention",
@@ -14,7 +15,6 @@ __all__ = [
     "Rows",
     "capturing",
     "displacement",
-    "prove_reading",
     "read_activations",
     "received",
     "watching",

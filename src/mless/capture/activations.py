@@ -16,14 +16,13 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from mless.errors import BadAttention, BadPrompt, BadStudy, ProofFailed, UnsupportedArchitecture
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points
 from mless.values import Prompt
 
 #: Values handed over at a time: their copies in double precision are some tens of megabytes, whatever the prompt's length.
 BLOCK_VALUES = 1 << 20
-_PROOF_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -117,61 +116,11 @@ def read_activations(
         for row, prompt in enumerate(batch):
             take(row, Rows(layer, prompt, by_row[row, : len(prompt)]))
 
+    padding = None if bool(real.all()) else real.to(model.device)
     with watching(model.model, layers, seen), torch.inference_mode():
-        _forward(model, ids, real)
+        model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
     missing = sorted(set(layers) - read)
     if missing:
         raise UnsupportedArchitecture(
             f"{model.family!r} did not call the activation module of layer {missing[0]}, so it cannot be measured; see docs/adding-a-model.md"
         )
-
-
-def _forward(model: LoadedModel, ids: Tensor, real: Tensor) -> Any:
-    padding = None if bool(real.all()) else real.to(model.device)
-    return model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
-
-
-def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
-    """Check the instrument on one prompt: reading changes no bit of the model's output, and leaves nothing behind.
-
-    And what is read is what the MLP goes on with: a gated MLP's output, computed anew from it, is the one the model computed.
-    """
-    ids = torch.tensor([prompt.token_ids[:_PROOF_TOKENS]])
-    real = torch.ones_like(ids)
-    points = activation_points(model.model, list(layers))
-    before = [len(point.act._forward_hooks) for point in points]  # pyright: ignore[reportPrivateUsage]
-    activation: dict[int, Tensor] = {}
-    worst = 0.0
-    gated = [point for point in points if point.gated]
-
-    def check(layer: int, owner: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
-        def compare(module: nn.Module, given: Any, output: Any) -> None:
-            nonlocal worst
-            anew = owner.down_proj(activation.pop(layer) * owner.up_proj(given[0]))  # pyright: ignore[reportCallIssue]
-            error = float((anew.float() - output.float()).abs().max() / output.float().abs().max().clamp(min=1e-30))
-            worst = max(worst, error)
-
-        return compare
-
-    with torch.inference_mode():
-        plain = _forward(model, ids, real)[0].clone()
-        handles = [point.owner.register_forward_hook(check(point.layer, point.owner)) for point in gated]
-        try:
-            with watching(model.model, layers, lambda layer, values: activation.update({layer: values})):
-                watched = _forward(model, ids, real)[0].clone()
-        finally:
-            for handle in handles:
-                handle.remove()
-        after = _forward(model, ids, real)[0]
-    restored = torch.equal(plain, after) and before == [len(point.act._forward_hooks) for point in points]  # pyright: ignore[reportPrivateUsage]
-    if not torch.equal(plain, watched) and bool(torch.isfinite(plain).all()):
-        raise ProofFailed(f"{model.label}: its output changed while its activations were read; they cannot be trusted")
-    if not restored and bool(torch.isfinite(plain).all()):
-        raise ProofFailed(f"{model.label}: the model is not as before once its activations were read")
-    # Rounding of the model's own dtype is all that may lie between two ways to the same product.
-    if worst > 64 * torch.finfo(watched.dtype).eps:
-        raise ProofFailed(
-            f"{model.label}: an MLP's output differs by {worst:.1g} (relative) from the one computed from the activation that was read, so that is "
-            "not what the MLP goes on with; see docs/adding-a-model.md"
-        )
-    return {"output unchanged": True, "restored": True} | ({"MLP computed anew": worst} if gated else {})

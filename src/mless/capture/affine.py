@@ -7,23 +7,21 @@ layer's outputs are all that is held at a time. The definitions are in docs/affi
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor, nn
 
-from mless.capture.attention import LazyMask, attention_modules, mask_of, refuse_unknown
-from mless.errors import BadAttention, BadPrompt, BadStudy, ProofFailed, UnsupportedArchitecture
+from mless.capture.seam import Call, attending
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.signature import Visible
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
-from mless.models.seams import own_attention
 from mless.prompting import align
 from mless.values import Prompt, head_name
 
@@ -52,15 +50,6 @@ _LARGEST = 300.0
 
 #: What fp32 can hold; a point kept for the picture may be predicted further out than that.
 _DRAWN = 1e30
-
-#: Ours and eager start from the same queries, keys and values and both work in fp32, whatever the model's dtype.
-_CAPTURED = 1e-4
-#: What enters the output projection is rounded to the model's dtype; what two whole forwards may differ by, as a share of a token's size.
-_ENTERING = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-_HIDDEN = {"float32": 1e-3, "bfloat16": 2e-1, "float16": 5e-2}
-_RESTORED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
-#: Long enough for a whole ordinary prompt, short enough for eager's matrices.
-_PROOF_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -151,59 +140,29 @@ def attention_outputs(
     return Outputs(*(torch.cat(part, dim=2) for part in zip(*parts, strict=True)))
 
 
-#: Told of each measured attention call: layer, module, its outputs, and (query, key, value, mask, keywords) they were computed from.
-Watcher = Callable[[int, nn.Module, Outputs, tuple[Any, ...]], None]
-
-
 @contextmanager
 def watching(
-    model: nn.Module, layers: Sequence[int], filler: Bool[Tensor, "batch keys"], watcher: Watcher
+    model: nn.Module,
+    layers: Sequence[int],
+    filler: Bool[Tensor, "batch keys"],
+    watcher: Callable[[Call, Outputs], None],
 ) -> Generator[None]:
-    """Inside the block the model's attention is computed here and shown to `watcher`, for each of `layers`.
+    """Inside the block the model's attention is computed here, and each call of `layers` shown to `watcher` with its outputs.
 
     `filler` says which tokens of the rows are filler. The model and transformers' registries are as before once the block is left.
     """
-    numbers = {id(module): n for n, module in enumerate(attention_modules(model), start=1)}
     nothing = torch.zeros_like(filler)
 
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        layer = numbers.get(id(module))
-        if layer is None:
-            raise UnsupportedArchitecture(
-                f"{type(module).__name__} computes attention outside the numbered layers; see docs/adding-a-model.md"
-            )
-        refuse_unknown(module, dropout, others)
-        if query.shape[2] != key.shape[2]:
-            raise UnsupportedArchitecture(
-                f"layer {layer} attends from {query.shape[2]} queries to {key.shape[2]} keys; capture needs the whole prompt in one "
-                "forward: call the model with use_cache=False"
-            )
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        mask, bias = mask_of(attention_mask, module, query, key)
-        asked = layer in layers
-        score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
-        found = attention_outputs(query, key, value, visible=mask, filler=filler if asked else nothing, **score)
+    def attend(call: Call) -> Tensor:
+        call.refuse_cache()
+        asked = call.layer in layers
+        which = filler if asked else nothing
+        found = attention_outputs(call.query, call.key, call.value, visible=call.mask, filler=which, **call.score)
         if asked:
-            given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
-            known = {name: what for name, what in given.items() if what is not None}
-            watcher(layer, module, found, (query, key, value, mask, known))
-        return found.o.to(query.dtype).transpose(1, 2).contiguous(), None
+            watcher(call, found)
+        return found.o.to(call.query.dtype).transpose(1, 2).contiguous()
 
-    def mask(**arguments: Any) -> LazyMask:
-        return LazyMask(arguments)
-
-    with own_attention(model, attention, mask):
+    with attending(model, attend):
         yield
 
 
@@ -247,12 +206,12 @@ def displacement(
     there = torch.tensor([where[n] for n in compared], dtype=torch.long, device=model.device)
     found: dict[int, _Sums] = {}
 
-    def watcher(layer: int, module: nn.Module, outputs: Outputs, _: tuple[Any, ...]) -> None:
-        found[layer] = _sums_of(outputs, kept, here, there, inserted, shown)
-        bad = next((n for n in range(len(kept)) if not found[layer].finite(n)), None)
+    def watcher(call: Call, outputs: Outputs) -> None:
+        sums = found[call.layer] = _sums_of(outputs, kept, here, there, inserted, shown)
+        bad = next((n for n in range(len(kept)) if not sums.finite(n)), None)
         if bad is not None:
             raise BadAttention(
-                f"attention outputs are not finite (NaN or infinite) in {head_name(layer, kept[bad] + 1)}; the weights or the dtype break "
+                f"attention outputs are not finite (NaN or infinite) in {head_name(call.layer, kept[bad] + 1)}; the weights or the dtype break "
                 "it: try --dtype float32, or check the checkpoint"
             )
 
@@ -387,121 +346,3 @@ def _sums_of(
         *(values.sum(1).numpy() for values in (o, move, unit)),
         *(values[:, at].clamp(-_DRAWN, _DRAWN).float().numpy() for values in (o, after, measured)),
     )
-
-
-# ---- checked before anything is measured -----------------------------------------------------------------------------
-
-
-def prove_outputs(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
-    """Checks on the front of a real prompt; raises `ProofFailed`, else says how well each held.
-
-    captured:    our outputs against the family's own eager attention, given the same queries, keys, values and mask
-    entering:    what the output projection is really handed, head after head, against the same
-    forward:     the model's hidden states are the same with the instrument on as without it
-    restoration: after the instrument is taken off, the model's outputs are as before, to the bit where the machine repeats itself
-    """
-    ids = torch.tensor([prompt.token_ids[:_PROOF_TOKENS]], device=model.device)
-    worst = {"captured": 0.0, "entering": 0.0}
-    expected: dict[int, Tensor] = {}
-
-    def hidden() -> Tensor:
-        with torch.inference_mode():
-            return model.model(input_ids=ids, use_cache=False).last_hidden_state.float()
-
-    def watcher(layer: int, module: nn.Module, outputs: Outputs, call: tuple[Any, ...]) -> None:
-        eager = _eager_output(model, module, *call)
-        ours = outputs.o.transpose(1, 2)
-        _hold(model, layer, "the captured attention output", worst, "captured", ours, eager, _CAPTURED)
-        expected[layer] = eager.flatten(2)
-
-    def entering(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
-            # Each layer's matrices go as soon as they are compared.
-            theirs, got = expected.pop(layer), given[0].reshape(1, ids.shape[1], -1)
-            what = "what enters the output projection"
-            if got.shape != theirs.shape:
-                raise ProofFailed(
-                    f"{model.label} layer {layer}: its output projection takes {got.shape[-1]} numbers per token, but its heads put out "
-                    f"{theirs.shape[-1]}; this family needs an adapter, see docs/adding-a-model.md"
-                )
-            _hold(model, layer, what, worst, "entering", got, theirs, _ENTERING[model.dtype])
-
-        return hook
-
-    before = hidden()
-    if not bool(torch.isfinite(before).all()):
-        raise BadAttention(
-            f"{model.label}'s hidden states are not finite (NaN or infinite) after layer {model.loaded_layers}; the weights or the dtype "
-            "break it: try --dtype float32, or check the checkpoint"
-        )
-    modules = attention_modules(model.model)
-    with ExitStack() as stack:
-        for layer in layers:
-            handle = _output_projection(model, modules[layer - 1]).register_forward_pre_hook(entering(layer))
-            stack.callback(handle.remove)
-        with watching(model.model, layers, torch.zeros_like(ids, dtype=torch.bool), watcher):
-            inside = hidden()
-    after = hidden()
-    if not (forward := _gap(before, inside)) <= _HIDDEN[model.dtype]:
-        raise ProofFailed(
-            f"{model.label}: the instrument changes the model's hidden states (by {forward:.2g} of a token's size, "
-            f"{_HIDDEN[model.dtype]:g} allowed in {model.dtype}); see docs/adding-a-model.md"
-        )
-    restored = "same bits"
-    if not torch.equal(before, after):
-        if not (gap := _gap(before, after)) <= _RESTORED[model.dtype]:
-            raise ProofFailed(
-                f"{model.label}: taking the instrument off did not give back the model's own outputs (they differ by {gap:.2g} of a token's "
-                "size); please report this"
-            )
-        restored = f"to {gap:.1g} (this machine does not repeat a forward bit for bit)"
-    return {**worst, "forward": forward, "restoration": restored, "tokens": ids.shape[1]}
-
-
-def _output_projection(model: LoadedModel, module: nn.Module) -> nn.Module:
-    """The last part of an attention module that multiplies by a matrix; norms have vectors."""
-    found = [part for part in module.children() if getattr(getattr(part, "weight", None), "ndim", 0) == 2]
-    if not found:
-        raise UnsupportedArchitecture(
-            f"{model.family!r}: {type(module).__name__} has no output projection of its own, so its heads' outputs cannot be proved; see "
-            "docs/adding-a-model.md"
-        )
-    return found[-1]
-
-
-def _eager_output(
-    model: LoadedModel, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Visible, given: Mapping[str, Any]
-) -> Tensor:
-    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if eager is None:
-        raise ProofFailed(
-            f"{model.family!r} has no eager attention to hold our numbers against, so they cannot be proved; see docs/adding-a-model.md"
-        )
-    seen = mask(0, q.shape[2])
-    additive = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
-    return eager(module, q.float(), k.float(), v.float(), additive, **given)[0]
-
-
-def _hold(
-    model: LoadedModel,
-    layer: int,
-    what: str,
-    worst: dict[str, float],
-    name: str,
-    ours: Tensor,
-    theirs: Tensor,
-    allowed: float,
-) -> None:
-    gap = float((ours.float() - theirs).norm() / theirs.norm().clamp(min=torch.finfo(torch.float32).tiny))
-    if not gap <= allowed:
-        raise ProofFailed(
-            f"{model.label} layer {layer}: {what} differs from eager attention's by {gap:.2g} of its size, more than {allowed:g} allowed; "
-            "this family needs an adapter, see docs/adding-a-model.md"
-        )
-    worst[name] = max(worst[name], gap)
-
-
-def _gap(first: Tensor, second: Tensor) -> float:
-    """The relative change of a token's hidden state, mean over tokens (some have states a hundred times larger than the rest)."""
-    change = (first - second).norm(dim=-1)
-    return float((change / first.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)).mean())

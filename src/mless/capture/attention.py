@@ -1,12 +1,10 @@
 """A scoped instrument around a loaded model: what every attention head's tokens receive, without a T × T matrix.
 
-It attaches through transformers' two registries, attention *and* mask (an attention name without a mask entry silently loses
-causality), and takes both away again on exit. The forward itself stays SDPA's.
+The forward itself stays SDPA's.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,84 +15,15 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from mless import kernels
+from mless.capture.seam import Call, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
-from mless.models.seams import own_attention
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name
 
-#: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
-_HARMLESS = frozenset(
-    "sliding_window is_causal position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
-    "output_router_logits layer_idx past_key_values cache_params deterministic max_length num_items_in_batch "
-    "position_embeddings target_dtype implementation head_mask input_ids".split()
-)
 _ROWS_AT_ONCE = 4096
-
-
-class LazyMask:
-    """What a layer's queries can see, evaluated block by block.
-
-    transformers hands the mask through the model to the attention call, as it does flex attention's `BlockMask`. A model that
-    computes with it on the way gets the ordinary boolean tensor, so nothing is silently lost.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = dict(arguments)
-        self._whole: Tensor | None = None
-        padding: Tensor | None = arguments.get("attention_mask")
-        local: int | None = arguments.get("local_size")
-        unpadded = padding is None or bool(padding.all())
-        self.queries: int = arguments["q_length"]
-        self.keys: int = arguments["kv_length"]
-        square = self.queries == self.keys and not arguments.get("q_offset") and not arguments.get("kv_offset")
-        full = arguments.get("mask_function") is causal_mask_function or (local is not None and self.keys <= local)
-        self.plain_causal: bool = unpadded and square and full and bool(arguments.get("allow_is_causal_skip", True))
-
-    def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch #heads rows keys"]:
-        whole = dict(self._arguments)
-        q_offset = whole.pop("q_offset", 0)
-        whole |= {"q_length": last - first, "q_offset": q_offset + first, "allow_is_causal_skip": False}
-        block = sdpa_mask(**whole)
-        assert block is not None  # only a skipped mask is None, and skipping is off
-        return block
-
-    @property
-    def whole(self) -> Tensor:
-        if self._whole is None:
-            self._whole = self(0, self.queries)
-        return self._whole
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.whole[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        def plain(value: Any) -> Any:
-            return value.whole if isinstance(value, LazyMask) else value
-
-        return func(*map(plain, args), **{name: plain(value) for name, value in (kwargs or {}).items()})
-
-
-class _GivenMask:
-    """A mask the model built or changed itself, as a tensor."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self._mask = mask
-        self.plain_causal = False
-
-    def __call__(self, first: int, last: int, /) -> Tensor:
-        return self._mask[:, :, first:last]
 
 
 @dataclass(frozen=True)
@@ -121,8 +50,8 @@ class Recorder:
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
-    #: Told of every recorded attention call once it is done: layer, module, q, k, v, mask, keywords, output. The proofs watch with it.
-    witness: Callable[..., None] | None = None
+    #: Told of every recorded attention call and its output once it is done. The proofs watch with it.
+    witness: Callable[[Call, Tensor], None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     _announced: tuple[Tensor, Tensor] | None = None
@@ -138,7 +67,7 @@ class Recorder:
         self._even = None
         self._announced = (sets, spans)
 
-    def _sets_and_spans(self, mask: LazyMask | _GivenMask, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    def _sets_and_spans(self, mask: Mask, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
         if self._announced is not None:
             sets, spans = self._announced
             if tuple(sets.shape[::2]) != (rows, tokens):
@@ -151,21 +80,11 @@ class Recorder:
         real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
         return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
 
-    def __call__(
-        self,
-        layer: int,
-        q: Float[Tensor, "batch heads queries dim"],
-        k: Float[Tensor, "batch kv_heads keys dim"],
-        mask: LazyMask | _GivenMask,
-        score: Mapping[str, Any],
-    ) -> None:
+    def __call__(self, call: Call) -> None:
+        layer, q, k, mask, score = call.layer, call.query, call.key, call.mask, call.score
         if layer not in self.layers:
             return
-        if q.shape[2] != k.shape[2]:
-            raise UnsupportedArchitecture(
-                f"layer {layer} attends from {q.shape[2]} queries to {k.shape[2]} keys; capture needs the whole prompt in one "
-                "forward: call the model with use_cache=False"
-            )
+        call.refuse_cache()
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         sets, spans = (part.to(q.device) for part in self._sets_and_spans(mask, q.shape[0], q.shape[2]))
@@ -217,127 +136,39 @@ def capturing(
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
     recorder = Recorder(frozenset(layers), list(heads) if heads is not None else None, kernel)
-    numbers = {id(module): n for n, module in enumerate(attention_modules(model), start=1)}
 
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **others: Any,
-    ) -> tuple[Tensor, None]:
-        layer = numbers.get(id(module))
-        if layer is None:
-            raise UnsupportedArchitecture(
-                f"{type(module).__name__} computes attention outside the numbered layers; see docs/adding-a-model.md"
-            )
-        refuse_unknown(module, dropout, others)
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        mask, bias = mask_of(attention_mask, module, query, key)
-        score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
-        recorder(layer, query, key, mask, score)
-        if softcap is not None or s_aux is not None or bias is not None:
-            out = _own_forward(query, key, value, mask, score)
-        else:
-            out = _sdpa_forward(module, query, key, value, mask, scale)
-        if recorder.witness is not None and layer in recorder.layers:
-            given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
-            known = {name: what for name, what in given.items() if what is not None}
-            recorder.witness(layer, module, query, key, value, mask, known, out)
-        return out, None
+    def attend(call: Call) -> Tensor:
+        recorder(call)
+        plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
+        out = _sdpa_forward(call) if plain else _own_forward(call)
+        if recorder.witness is not None and call.layer in recorder.layers:
+            recorder.witness(call, out)
+        return out
 
-    def mask(**arguments: Any) -> LazyMask:
-        return LazyMask(arguments)
-
-    with own_attention(model, attention, mask):
+    with attending(model, attend):
         yield recorder
 
 
-def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The decoder's attention modules in layer order: those called attention that know their `layer_idx`."""
-    found: dict[int, nn.Module] = {}
-    for path, module in model.named_modules():
-        number = getattr(module, "layer_idx", None)
-        called = path.rsplit(".", 1)[-1] + type(module).__name__
-        if isinstance(number, int) and re.search("attn|attention", called, re.IGNORECASE):
-            found.setdefault(number, module)
-    if not found or sorted(found) != list(range(len(found))):
-        raise UnsupportedArchitecture(
-            f"{type(model).__name__}: no attention modules with a layer number were found, so received attention cannot be "
-            "told layer from layer; see docs/adding-a-model.md"
-        )
-    return [found[n] for n in sorted(found)]
+def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+    def sdpa(q: Tensor, mask: Tensor | None, causal: bool | None = None) -> Tensor:
+        scale = call.score["scale"]
+        return sdpa_attention_forward(call.module, q, call.key, call.value, mask, scaling=scale, is_causal=causal)[0]
 
-
-def refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:
-    if dropout and module.training:
-        raise UnsupportedArchitecture("attention dropout is on: call model.eval() before capturing")
-    if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise UnsupportedArchitecture(
-            f"{type(module).__name__} attends in both directions; only causal decoders are measured"
-        )
-    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value is not None)
-    if unknown:
-        raise UnsupportedArchitecture(
-            f"{type(module).__name__} passes {', '.join(map(repr, unknown))} to its attention, which this tool does not know "
-            "and will not ignore; see docs/adding-a-model.md"
-        )
-
-
-def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[LazyMask | _GivenMask, Tensor | None]:
-    if isinstance(given, LazyMask):
-        return given, None
-    if given is None:
-        lengths = {"batch_size": query.shape[0], "q_length": query.shape[2], "kv_length": key.shape[2]}
-        return LazyMask({**lengths, "mask_function": causal_mask_function, "device": query.device}), None
-    if isinstance(given, Tensor) and given.ndim == 4:
-        if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):
-            raise UnsupportedArchitecture(
-                f"{type(module).__name__}'s heads see different keys, so n would differ from head to head; see docs/adding-a-model.md"
-            )
-        if given.dtype == torch.bool:
-            return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
-        hidden = given <= torch.finfo(given.dtype).min / 2
-        mask, _ = mask_of(~hidden, module, query, key)
-        bias = given.masked_fill(hidden, 0.0)
-        return mask, bias if bool(bias.any()) else None
-    raise UnsupportedArchitecture(
-        f"{type(module).__name__} passes a mask of type {type(given).__name__}; see docs/adding-a-model.md"
-    )
-
-
-def _sdpa_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: LazyMask | _GivenMask, scale: float
-) -> Float[Tensor, "batch queries heads dim"]:
-    if mask.plain_causal:
-        return sdpa_attention_forward(module, query, key, value, None, scaling=scale, is_causal=True)[0]
+    if call.mask.plain_causal:
+        return sdpa(call.query, None, causal=True)
     # Long prompts: a mask for some thousand rows at a time, never the whole square.
-    blocks = [
-        sdpa_attention_forward(
-            module,
-            query[:, :, first : first + _ROWS_AT_ONCE],
-            key,
-            value,
-            mask(first, min(first + _ROWS_AT_ONCE, query.shape[2])),
-            scaling=scale,
-        )[0]
-        for first in range(0, query.shape[2], _ROWS_AT_ONCE)
-    ]
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+    size = call.query.shape[2]
+    blocks = [(first, min(first + _ROWS_AT_ONCE, size)) for first in range(0, size, _ROWS_AT_ONCE)]
+    out = [sdpa(call.query[:, :, first:last], call.mask(first, last)) for first, last in blocks]
+    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
 
-def _own_forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: LazyMask | _GivenMask, score: Mapping[str, Any]
-) -> Float[Tensor, "batch queries heads dim"]:
+def _own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
+    query, key, score = call.query, call.key, call.score
     groups = query.shape[1] // key.shape[1]
     keys = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
-    values = value.repeat_interleave(groups, 1)
+    values = call.value.repeat_interleave(groups, 1)
     out: list[Tensor] = []
     rows = max(16, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
     for first in range(0, query.shape[2], rows):
@@ -347,7 +178,7 @@ def _own_forward(
             scores = torch.tanh(scores / score["softcap"]) * score["softcap"]
         if score["bias"] is not None:
             scores = scores + score["bias"][:, :, first:last].float()
-        scores = scores.masked_fill(~mask(first, last), torch.finfo(torch.float32).min)
+        scores = scores.masked_fill(~call.mask(first, last), torch.finfo(torch.float32).min)
         if score["sinks"] is not None:
             sink = score["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)

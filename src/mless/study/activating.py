@@ -89,7 +89,7 @@ class ActivationMeasurement:
     # ---- before anything is stored
 
     def prove(self, bench: Bench) -> dict[str, Any]:
-        from mless.capture import prove_reading
+        from mless.proofs import prove_reading
 
         if bench.spec.heads.strip() != "all":
             raise BadStudy(

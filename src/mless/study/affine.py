@@ -35,7 +35,7 @@ class AffineMeasurement:
         }
 
     def prove(self, bench: Bench) -> dict[str, Any]:
-        from mless.capture.affine import prove_outputs
+        from mless.proofs import prove_outputs
 
         longest = max((rows[0] for rows in bench.prompts.values()), key=len)
         proofs = prove_outputs(bench.model, longest, bench.layers)

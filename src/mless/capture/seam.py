@@ -1,0 +1,211 @@
+"""The seam through which both attention instruments see a model: each attention call of a numbered layer, understood or refused.
+
+It attaches through transformers' two registries, attention *and* mask (an attention name without a mask entry silently loses
+causality), and takes both away again on exit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from mless.errors import UnsupportedArchitecture
+from mless.models.seams import own_attention
+
+#: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
+_HARMLESS = frozenset(
+    "sliding_window is_causal position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
+    "output_router_logits layer_idx past_key_values cache_params deterministic max_length num_items_in_batch "
+    "position_embeddings target_dtype implementation head_mask input_ids".split()
+)
+
+
+class LazyMask:
+    """What a layer's queries can see, evaluated block by block.
+
+    transformers hands the mask through the model to the attention call, as it does flex attention's `BlockMask`. A model that
+    computes with it on the way gets the ordinary boolean tensor, so nothing is silently lost.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = dict(arguments)
+        self._whole: Tensor | None = None
+        padding: Tensor | None = arguments.get("attention_mask")
+        local: int | None = arguments.get("local_size")
+        unpadded = padding is None or bool(padding.all())
+        self.queries: int = arguments["q_length"]
+        self.keys: int = arguments["kv_length"]
+        square = self.queries == self.keys and not arguments.get("q_offset") and not arguments.get("kv_offset")
+        full = arguments.get("mask_function") is causal_mask_function or (local is not None and self.keys <= local)
+        self.plain_causal: bool = unpadded and square and full and bool(arguments.get("allow_is_causal_skip", True))
+
+    def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch #heads rows keys"]:
+        whole = dict(self._arguments)
+        q_offset = whole.pop("q_offset", 0)
+        whole |= {"q_length": last - first, "q_offset": q_offset + first, "allow_is_causal_skip": False}
+        block = sdpa_mask(**whole)
+        assert block is not None  # only a skipped mask is None, and skipping is off
+        return block
+
+    @property
+    def whole(self) -> Tensor:
+        if self._whole is None:
+            self._whole = self(0, self.queries)
+        return self._whole
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.whole[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        def plain(value: Any) -> Any:
+            return value.whole if isinstance(value, LazyMask) else value
+
+        return func(*map(plain, args), **{name: plain(value) for name, value in (kwargs or {}).items()})
+
+
+class _GivenMask:
+    """A mask the model built or changed itself, as a tensor."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._mask = mask
+        self.plain_causal = False
+
+    def __call__(self, first: int, last: int, /) -> Tensor:
+        return self._mask[:, :, first:last]
+
+
+Mask = LazyMask | _GivenMask
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call of a numbered layer."""
+
+    layer: int
+    module: nn.Module
+    query: Float[Tensor, "batch heads queries dim"]
+    key: Float[Tensor, "batch kv_heads keys dim"]
+    value: Float[Tensor, "batch kv_heads keys value_dim"]
+    mask: Mask
+    #: scale, softcap, sinks and bias: what makes scores of queries and keys, by the names the kernels use.
+    score: dict[str, Any]
+    #: The keywords as the model gave them, for its family's own eager attention.
+    given: dict[str, Any]
+
+    def refuse_cache(self) -> None:
+        if self.query.shape[2] != self.key.shape[2]:
+            raise UnsupportedArchitecture(
+                f"layer {self.layer} attends from {self.query.shape[2]} queries to {self.key.shape[2]} keys; capture needs the whole prompt in "
+                "one forward: call the model with use_cache=False"
+            )
+
+
+@contextmanager
+def attending(
+    model: nn.Module, attend: Callable[[Call], Float[Tensor, "batch queries heads value_dim"]]
+) -> Generator[None]:
+    """Inside the block `attend` computes the model's attention. What it could not know of, or might get wrong, is refused before.
+
+    The model's attention implementation and both registries are as before once the block is left, by whatever road.
+    """
+    numbers = {id(module): n for n, module in enumerate(attention_modules(model), start=1)}
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        layer = numbers.get(id(module))
+        if layer is None:
+            raise UnsupportedArchitecture(
+                f"{type(module).__name__} computes attention outside the numbered layers; see docs/adding-a-model.md"
+            )
+        _refuse_unknown(module, dropout, others)
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        mask, bias = mask_of(attention_mask, module, query, key)
+        score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
+        given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
+        known = {name: what for name, what in given.items() if what is not None}
+        return attend(Call(layer, module, query, key, value, mask, score, known)), None
+
+    def mask(**arguments: Any) -> LazyMask:
+        return LazyMask(arguments)
+
+    with own_attention(model, attention, mask):
+        yield
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """The decoder's attention modules in layer order: those called attention that know their `layer_idx`."""
+    found: dict[int, nn.Module] = {}
+    for path, module in model.named_modules():
+        number = getattr(module, "layer_idx", None)
+        called = path.rsplit(".", 1)[-1] + type(module).__name__
+        if isinstance(number, int) and re.search("attn|attention", called, re.IGNORECASE):
+            found.setdefault(number, module)
+    if not found or sorted(found) != list(range(len(found))):
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__}: no attention modules with a layer number were found, so received attention cannot be "
+            "told layer from layer; see docs/adding-a-model.md"
+        )
+    return [found[n] for n in sorted(found)]
+
+
+def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:
+    if dropout and module.training:
+        raise UnsupportedArchitecture("attention dropout is on: call model.eval() before capturing")
+    if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise UnsupportedArchitecture(
+            f"{type(module).__name__} attends in both directions; only causal decoders are measured"
+        )
+    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value is not None)
+    if unknown:
+        raise UnsupportedArchitecture(
+            f"{type(module).__name__} passes {', '.join(map(repr, unknown))} to its attention, which this tool does not know "
+            "and will not ignore; see docs/adding-a-model.md"
+        )
+
+
+def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[Mask, Tensor | None]:
+    if isinstance(given, LazyMask):
+        return given, None
+    if given is None:
+        lengths = {"batch_size": query.shape[0], "q_length": query.shape[2], "kv_length": key.shape[2]}
+        return LazyMask({**lengths, "mask_function": causal_mask_function, "device": query.device}), None
+    if isinstance(given, Tensor) and given.ndim == 4:
+        if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):
+            raise UnsupportedArchitecture(
+                f"{type(module).__name__}'s heads see different keys, so n would differ from head to head; see docs/adding-a-model.md"
+            )
+        if given.dtype == torch.bool:
+            return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
+        hidden = given <= torch.finfo(given.dtype).min / 2
+        mask, _ = mask_of(~hidden, module, query, key)
+        bias = given.masked_fill(hidden, 0.0)
+        return mask, bias if bool(bias.any()) else None
+    raise UnsupportedArchitecture(
+        f"{type(module).__name__} passes a mask of type {type(given).__name__}; see docs/adding-a-model.md"
+    )
