@@ -87,7 +87,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     spec = load_study("quick", {"layers": "1", "limit": 6, "conditions": "none,mless"})
     run_study(spec, whole)
     # two files a unit, twelve units, study.json, .lock, four tables
-    kill_and_rerun(tmp_path / "killed", options, kills=5, most_files=30, seed=1)
+    kill_and_rerun(tmp_path / "killed", options, kills=3, most_files=30, seed=1)
     run_study(spec, tmp_path / "killed")  # what the command runs, without another start of Python
     assert_same_results(whole, tmp_path / "killed")
 
