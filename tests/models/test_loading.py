@@ -182,6 +182,14 @@ def test_a_layer_out_of_range_names_the_range(tmp_path: Path, layers: Any) -> No
         mless.load(str(folder), layers=layers)
 
 
+def test_layers_may_be_written_as_for_the_command(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path / "tiny"))
+    assert mless.load(folder, layers="1-3").loaded_layers == 3
+    assert mless.load(folder, layers="all").loaded_layers == 6
+    with pytest.raises(BadStudy, match="cannot read 'every'; write 'all', a number, or a list"):
+        mless.load(folder, layers="every")
+
+
 def test_dtypes(tmp_path: Path) -> None:
     folder = str(save_model(tmp_path / "tiny"))
     for dtype, expected in (("auto", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")):

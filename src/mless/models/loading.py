@@ -22,6 +22,7 @@ from mless.models.adapters import family_of
 from mless.models.converting import FP32_PARAMETERS
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
 from mless.models.quiet import quiet_transformers
+from mless.values import parse_numbers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 #: Names outside the layers: the language-model head, and the norm that follows the last layer.
@@ -123,7 +124,7 @@ def describe(name: str, *, trust_remote_code: bool = False, say: Say = unheard, 
 def load(
     name: str | Description,
     *,
-    layers: Sequence[int] | int | None = None,
+    layers: Sequence[int] | int | str | None = None,
     tokenizer: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -134,7 +135,8 @@ def load(
 ) -> LoadedModel:
     """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 
-    `layers` are numbered from 1. With `head` the whole model is loaded, language-model head included, so that it can answer.
+    `layers` are numbered from 1, or a text as the command takes it (``"all"``, ``"1-3,7"``). With `head` the
+    whole model is loaded, language-model head included, so that it can answer.
     `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
     that, and bfloat16 on a GPU. `say` is told in words what takes long, `step` how far it is (what, done, of how many).
     """
@@ -143,6 +145,8 @@ def load(
     else:
         described = describe(name, trust_remote_code=trust_remote_code, say=say, step=step)
     source, config = described.source, described.config
+    if isinstance(layers, str):
+        layers = parse_numbers(layers, described.layers, "layer")
     asked = [layers] if isinstance(layers, int) else list(layers or [described.layers])
     for layer in asked:
         if not 1 <= layer <= described.layers:
