@@ -152,10 +152,12 @@ class FaultyServer:
             self.busy += 1
             self.peak = max(self.peak, self.busy)
         try:
-            self._send(handler, self._faulty(asked, fault) if fault else self.answer(asked))
+            answer = self._faulty(asked, fault) if fault else self.answer(asked)
         finally:
+            # Before the answer leaves: whoever has it may ask again before this thread runs on.
             with self._lock:
                 self.busy -= 1
+        self._send(handler, answer)
 
     def _faulty(self, asked: Asked, fault: str) -> Answer:
         if fault == "429":
