@@ -94,31 +94,94 @@ def _study_fields() -> Iterable[tuple[str, str]]:
 
 def _models_page() -> str:
     rows = [
-        (family.label, _code(kind), "yes" if family.omit_first else "no", "yes" if family.bos else "no")
+        (
+            family.label,
+            _code(kind),
+            "yes" if family.omit_first else "no",
+            "yes" if family.bos else "no",
+            _code(family.attention.module) if family.attention else "",
+        )
         for kind, family in sorted(FAMILIES.items(), key=lambda pair: pair[1].label.lower())
     ]
     embedded = ", ".join(f"`{name}` ({label})" for name, (_, _, label) in EMBEDDED.items())
+    blocks = [
+        "# Models",
+        _NOTE,
+        f"`--model` takes a hub id, a folder with safetensors, a GGUF file or a folder with one, or an embedded model: {embedded}. "
+        "`mless models` lists what is on this machine, `mless models NAME` describes one model before anything is run.",
+        *_coverage(),
+        "## Families with a row",
+        "A row holds what cannot be read off the model itself. It is looked up by the config's `model_type`; for a model that "
+        "sees or hears as well, by that of its text part.",
+        _table(
+            (
+                "family",
+                "`model_type`",
+                "first token left out of curves",
+                "trained with BOS",
+                "attention outside the registry",
+            ),
+            rows,
+        ),
+        "*First token left out*: it is the attention sink, and its height would flatten the rest of the curve; `--keep-first` and "
+        "`--omit-first` decide otherwise. *Trained with BOS*: a tokenizer that adds none is refused, with the way out. `no` in that column "
+        "means only that the family by itself is no reason to refuse; the checkpoint's own settings may still be one. *Attention outside the "
+        "registry*: the module of transformers that computes attention in code of its own, and that the row says how to reach.",
+        "A family without a row works too, if its attention goes through transformers' attention registry and the "
+        "[proofs](method.md#the-proofs) hold; they run on every model before anything is measured, with or without a row. "
+        "What cannot be measured correctly is refused by name. [Adding a model](adding-a-model.md) says what each refusal means.",
+        "## Families outside transformers",
+        "A checkpoint that brings code of its own (`--trust-remote-code`) works if that code uses the registry; else it is refused by name. InternLM is "
+        "such a family: its published checkpoints bring their own attention. Converted to Llama's form they are `llama`, biases and all.",
+        "## Quantised checkpoints",
+        "A GGUF is dequantised once and kept. A checkpoint that torchao quantised (int8 weights) is read as it is, in the dtype it was saved "
+        "for, where torchao is installed. Other methods are transformers' affair: if it can load the model, the proofs decide.",
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _coverage() -> Iterable[str]:
+    """What the walk over every family found (tests/models/walking.py), from the file that it leaves."""
+    found = json.loads((HERE / "coverage.json").read_text(encoding="utf-8"))
+    families = found["families"]
+    counted = [row for row in families if row["attention"] != "left out"]
+    left_out = [row for row in families if row["attention"] == "left out"]
+    works = [row for row in counted if row["attention"] == "works"]
+    both = [row for row in works if row["activations"] == "works"]
+    yield "## Every family of transformers"
+    yield (
+        f"transformers {found['transformers']} maps {len(families)} families to a causal language model. {len(left_out)} of them are no "
+        f"softmax-attention decoders ([below](#left-out)). Of the other {len(counted)}, **{len(works)} work: "
+        f"{100 * len(works) / len(counted):.1f} %**. In {len(both)} of these the activations can be read and changed as well, in some layers at the "
+        "least; in the others they are refused by name."
+    )
+    yield (
+        "*Works* was found out, not claimed: a tiny random model of each family is saved, loaded as `--model` loads one, and has to pass the "
+        "proofs; what every token receives in every head must then be the column sums of the attention matrices that the model itself "
+        "returns with eager attention, and what is read as the activation must be what the layer goes on with. A family that could not be "
+        "built would count as a miss. `tests/models/test_coverage.py` walks again; `tests/models/walking.py` makes the table anew."
+    )
+    head = ("`model_type`", "class", "attention", "activations", "why")
+    yield _table(head, [_verdict(row) for row in counted])
+    yield (
+        "*Not every layer attends*: a hybrid. Its attention layers are measured under the numbers they have in the model; asking for another layer is "
+        "refused by name. *Mixture of experts*: a token's row of activations is spread over the experts that it was sent to."
+    )
+    yield "### Left out"
+    yield "Not counted above, because there is no softmax attention over earlier tokens to measure, or not in the model by itself."
+    yield _table(
+        ("`model_type`", "class", "why"),
+        [(_code(row["model_type"]), _code(row["model"]), _cell(row["why"])) for row in left_out],
+    )
+
+
+def _verdict(row: dict[str, str]) -> Sequence[str]:
     return (
-        "\n\n".join(
-            [
-                "# Models",
-                _NOTE,
-                f"`--model` takes a hub id, a folder with safetensors, a GGUF file or a folder with one, or an embedded model: {embedded}. "
-                "`mless models` lists what is on this machine, `mless models NAME` describes one model before anything is run.",
-                "## Families with a row",
-                "A row holds what cannot be read off the model itself. It is looked up by the config's `model_type`; for a model that "
-                "sees or hears as well, by that of its text part.",
-                _table(("family", "`model_type`", "first token left out of curves", "trained with BOS"), rows),
-                "*First token left out*: it is the attention sink, and its height would flatten the rest of the curve; `--keep-first` and "
-                "`--omit-first` decide otherwise. *Trained with BOS*: a tokenizer that adds none is refused, with the way out. `no` in that column "
-                "means only that the family by itself is no reason to refuse; the checkpoint's own settings may still be one.",
-                "## Every other family",
-                "A family without a row works too, if its attention goes through transformers' attention registry and the "
-                "[proofs](method.md#the-proofs) hold; they run on every model before anything is measured, with or without a row. "
-                "What cannot be measured correctly is refused by name. [Adding a model](adding-a-model.md) says what each refusal means.",
-            ]
-        )
-        + "\n"
+        _code(row["model_type"]),
+        _code(row["model"]),
+        row["attention"],
+        row["activations"],
+        _cell(row["why"]),
     )
 
 

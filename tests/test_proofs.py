@@ -59,13 +59,17 @@ def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, monk
 
     model = mless.load("smollm2", layers=6, dtype=dtype)
     (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
-    honest, calls = capture._sdpa_forward, iter(range(1000))
+    sdpa, with_lse = capture._sdpa_forward, capture._forward_with_lse
 
     def lazy(call):
-        out = honest(call)
-        return out * 0 if next(calls) % 6 == 5 else out
+        return sdpa(call) * (call.layer != 6)
+
+    def lazy_with_lse(call):
+        found = with_lse(call)
+        return found and (found[0] * (call.layer != 6), found[1])
 
     monkeypatch.setattr(capture, "_sdpa_forward", lazy)
+    monkeypatch.setattr(capture, "_forward_with_lse", lazy_with_lse)
     with pytest.raises(ProofFailed, match="layer 6: its attention output differs"):
         prove(model, prompt, [6])
 

@@ -69,6 +69,12 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **ch
                 weight.mul_(6.0)
             if "sinks" in name:
                 weight.normal_()
+    return wrapped(model, family)
+
+
+def wrapped(model: Any, family: str) -> LoadedModel:
+    """A model as the package wraps one that it has loaded."""
+    config = model.config.get_text_config()
     return LoadedModel(
         name=family,
         label=f"tiny-{family}",
@@ -80,7 +86,7 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **ch
         heads=config.num_attention_heads,
         context=BASE["max_position_embeddings"],
         device=torch.device("cpu"),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         fingerprint="tiny",
         tokenizer_fingerprint="tiny",
         omit_first=False,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -212,12 +215,11 @@ def test_a_model_outside_the_registry_is_refused_by_name():
     from transformers import AutoConfig, AutoModel
 
     model = tiny("llama")
-    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
-    bloom = AutoModel.from_config(config).eval()
-    object.__setattr__(model, "model", bloom)
-    object.__setattr__(model, "family", "bloom")
+    config = AutoConfig.for_model("xlm", vocab_size=97, emb_dim=32, n_layers=2, n_heads=4)
+    object.__setattr__(model, "model", AutoModel.from_config(config).eval())
+    object.__setattr__(model, "family", "xlm")
     object.__setattr__(model, "loaded_layers", 2)
-    with pytest.raises(UnsupportedArchitecture, match=r"bloom|Bloom"):
+    with pytest.raises(UnsupportedArchitecture, match=r"XLMModel: no attention modules.*no row.*adding-a-model\.md"):
         list(received(model, PROMPTS[:1]))
 
 
@@ -342,6 +344,88 @@ def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding
         model.model(input_ids=ids[:1, :3], use_cache=False)
         with pytest.raises(BadPrompt, match=r"only one forward was announced; call expect\(\)"):
             model.model(input_ids=ids[:1, :3], use_cache=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["without-its-lse", "with-its-lse"])
+def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
+    """A real token sees what it would see without it, so the causal forward serves."""
+    from mless.capture import attention as capture
+
+    sdpa = capture.sdpa_attention_forward
+
+    def causal_only(module, q, k, v, mask, **options):
+        assert mask is None, "a masked forward"
+        return sdpa(module, q, k, v, mask, **options)
+
+    model = tiny(family, seed=3)
+    alone = [next(received(model, [prompt])) for prompt in PROMPTS]
+    ids = torch.zeros(3, 33, dtype=torch.long)
+    real = torch.zeros(3, 33, dtype=torch.long)
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)], real[row, : len(prompt)] = torch.tensor(prompt.token_ids), 1
+    with torch.inference_mode():
+        masked = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
+        monkeypatch.setattr(capture, "sdpa_attention_forward", causal_only)
+        with capturing(model.model, layers=[1, 2, 3]):
+            ours = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours[real.bool()], masked[real.bool()], rtol=1e-5, atol=1e-5)
+    for one, row in zip(alone, received(model, PROMPTS, batch_size=3), strict=True):
+        np.testing.assert_allclose(row.received, one.received, atol=1e-6)
+        np.testing.assert_allclose(row.mass, one.mass, atol=1e-6)
+        np.testing.assert_array_equal(row.uniform, one.uniform)
+        np.testing.assert_array_equal(row.n, one.n)
+    # Not so on the left, where a real token must not see it.
+    with (
+        capturing(model.model, layers=[1]),
+        torch.inference_mode(),
+        pytest.raises(AssertionError, match="a masked forward"),
+    ):
+        model.model(input_ids=ids.flip(1), attention_mask=real.flip(1), use_cache=False)
+
+
+def test_what_computed_a_layer_is_told():
+    model = tiny("gemma3_text")
+    (ours,) = received(model, PROMPTS[:1], layers=[1, 3])
+    assert ours.computed_by == {1: "streaming", 3: "streaming"}
+    (truth,) = received(model, PROMPTS[:1], layers=[2], kernel=reference.received)
+    assert truth.computed_by == {2: "reference"}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_forward_keeps_no_queries_alive(family):
+    """A layer's queries and keys are a good part of the memory a forward needs; only numbers per token are kept."""
+    model = tiny(family)
+    seen: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def witness(call, out):
+        nonlocal most
+        seen.extend(weakref.ref(x) for x in (call.query, call.key, call.value, out))
+        most = max(most, sum(x() is not None for x in seen))
+
+    gc.collect()
+    gc.disable()  # what goes only when the collector comes by has not gone in time
+    try:
+        with capturing(model.model, layers=[1, 2, 3]) as recorder, torch.inference_mode():
+            recorder.witness = witness
+            model.model(input_ids=torch.tensor([PROMPTS[0].token_ids]), use_cache=False)
+            assert len(seen) == 12
+            assert not [x for x in seen if x() is not None]
+            assert sorted(recorder.sums) == [1, 2, 3]
+    finally:
+        gc.enable()
+    assert most == 4  # one layer's at a time
+
+
+def test_every_layer_has_the_yardstick_of_its_own_mask():
+    """Of three layers the first and the last see 7 tokens; the second sees all."""
+    (ours,) = received(tiny("gemma3_text"), [PROMPTS[2]])
+    size = len(PROMPTS[2])
+    for layer, window in enumerate((7, size, 7)):
+        reach = [range(j + 1, min(size, j + window)) for j in range(size)]
+        assert ours.n[0, layer].tolist() == [len(queries) for queries in reach]
+        even = [np.mean([1 / min(i + 1, window) for i in queries]) for queries in reach[:-1]]
+        np.testing.assert_allclose(ours.uniform[0, layer, :-1], even, rtol=1e-6)
 
 
 def test_shares_are_taken_of_pairs_only():

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mless import kernels
 from mless.kernels import reference, streaming
+from mless.kernels.signature import Visible
 
 
 def causal(n_queries: int, n_keys: int, *, window: int | None = None, pads: tuple[int, ...] = (0,), left: bool = False):
@@ -37,11 +39,30 @@ CASES = [
 ]
 
 
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPU_ROWS", "CPU_KEYS", "CPU_KEYS_AT_FIRST"):
+        monkeypatch.setattr(streaming, name, 16)
+
+
+def log_sum_exp(q: Tensor, k: Tensor, scale: float, visible: Visible, *, softcap=None, sinks=None, bias=None) -> Tensor:
+    """As a forward hands it out, a learned sink in it."""
+    scores = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores + bias.double() if bias is not None else scores
+    scores = scores.masked_fill(~visible(0, q.shape[2]), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return scores.logsumexp(-1).float()
+
+
 @pytest.mark.parametrize("extra", ["plain", "softcap", "sinks", "bias"])
 @pytest.mark.parametrize(("batch", "heads", "kv", "n_q", "n_k", "dim", "mask"), CASES)
-@pytest.mark.parametrize("rows", [7, 1 << 24], ids=["small-blocks", "one-block"])
-def test_streaming_equals_reference(batch, heads, kv, n_q, n_k, dim, mask, extra, rows, monkeypatch):
-    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", rows * batch * heads * n_k if rows == 7 else rows)
+@pytest.mark.parametrize("tiles", ["small", "usual"])
+@pytest.mark.parametrize("lse", ["found", "given"])
+@pytest.mark.parametrize("kind", ["mask", "intervals"])
+def test_streaming_equals_reference(batch, heads, kv, n_q, n_k, dim, mask, extra, tiles, lse, kind, monkeypatch):
+    if tiles == "small":
+        small_tiles(monkeypatch)
     generator = torch.Generator().manual_seed(n_q * 31 + dim)
     q = torch.randn(batch, heads, n_q, dim, generator=generator) * 3
     k = torch.randn(batch, kv, n_k, dim, generator=generator)
@@ -57,14 +78,91 @@ def test_streaming_equals_reference(batch, heads, kv, n_q, n_k, dim, mask, extra
         "sinks": {"sinks": torch.randn(heads, generator=generator)},
         "bias": {"bias": torch.randn(1, heads, n_q, n_k, generator=generator)},
     }[extra]
-    arguments = {"scale": dim**-0.5, "visible": visible, "sets": sets, "spans": spans, "n_spans": 5, **options}
-    truth = reference.received(q, k, **arguments)
-    ours = streaming.received(q, k, **arguments)
+    arguments = {"scale": dim**-0.5, "sets": sets, "spans": spans, "n_spans": 5, **options}
+    truth = reference.received(q, k, visible=visible, **arguments)
+    given = log_sum_exp(q, k, dim**-0.5, visible, **options) if lse == "given" else None
+    seen = visible
+    if kind == "intervals":
+        seen = kernels.intervals(visible, later, n_k)
+        assert seen is not None
+    ours = streaming.received(q, k, visible=seen, lse=given, **arguments)
     torch.testing.assert_close(ours.received.double(), truth.received, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.mass.double(), truth.mass, rtol=1e-5, atol=1e-5)
     assert torch.equal(ours.counts, truth.counts)
     if bool(original.any(-1).all()):
         torch.testing.assert_close(ours.mass.sum(-1), torch.ones(batch, heads), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["lse-found", "lse-given"])
+@pytest.mark.parametrize(("tokens", "tiles"), [(90, "small"), (700, "usual")])
+@pytest.mark.parametrize("window", [None, 37])
+def test_the_same_bits_alone_and_in_a_padded_batch(tokens, tiles, window, given, monkeypatch):
+    if tiles == "small":
+        small_tiles(monkeypatch)
+    torch.manual_seed(tokens)
+    lengths = [tokens, 1, tokens // 3, tokens - 1, 17]
+    q, k = torch.randn(5, 6, tokens, 16) * 2, torch.randn(5, 2, tokens, 16)
+    pads = tuple(tokens - length for length in lengths)
+    mask, real = causal(tokens, tokens, window=window, pads=pads)
+    lse = log_sum_exp(q, k, 0.25, mask).nan_to_num(0.0, 0.0, 0.0) if given else None
+    sets = torch.stack([real, real & (torch.arange(tokens) % 3 != 1)], 1)
+    spans = torch.randint(0, 4, (5, tokens))
+    sinks = None if given else torch.randn(6)
+
+    def summed(rows: slice, length: int) -> kernels.Sums:
+        seen = kernels.intervals(lambda first, last: mask(first, last)[rows, ..., :length], real[rows, :length], length)
+        return streaming.received(
+            q[rows, :, :length], k[rows, :, :length], scale=0.25, visible=seen, sets=sets[rows, :, :length],
+            spans=spans[rows, :length], n_spans=4, sinks=sinks, lse=lse[rows, :, :length] if lse is not None else None,
+        )  # fmt: skip
+
+    together, again = summed(slice(None), tokens), summed(slice(None), tokens)
+    assert torch.equal(together.received, again.received)
+    assert torch.equal(together.mass, again.mass)
+    for row, length in enumerate(lengths):
+        alone = summed(slice(row, row + 1), length)
+        assert torch.equal(alone.received[0], together.received[row, ..., :length])
+        assert torch.equal(alone.counts[0], together.counts[row, ..., :length])
+        assert torch.equal(alone.mass[0], together.mass[row])
+        assert not together.received[row, ..., length:].any()
+
+
+def test_sets_that_are_one_tensor_are_one_sum():
+    q, k = torch.randn(2, 4, 50, 8), torch.randn(2, 2, 50, 8)
+    visible, real = causal(50, 50, pads=(0, 0))
+    expanded = real[:, None].expand(-1, 2, -1)
+    arguments = {"scale": 0.3, "visible": visible, "spans": torch.zeros(2, 50).long(), "n_spans": 2}
+    one = streaming.received(q, k, sets=expanded, **arguments)
+    two = streaming.received(q, k, sets=expanded.clone(), **arguments)
+    assert one.received.shape == two.received.shape == (2, 2, 4, 50)
+    torch.testing.assert_close(one.received, two.received, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(one.mass, two.mass, rtol=1e-6, atol=1e-6)
+    assert torch.equal(one.counts, two.counts)
+
+
+def test_scores_that_underflow_and_overflow():
+    """Hundreds apart, so that e to most of them is 0, and above the diagonal it would be infinite."""
+    q, k = torch.randn(1, 4, 80, 16) * 60, torch.randn(1, 2, 80, 16) * 5
+    visible, real = causal(80, 80)
+    seen = kernels.intervals(visible, real, 80)
+    arguments = {"scale": 0.25, "sets": real[:, None], "spans": torch.zeros(1, 80).long(), "n_spans": 1}
+    truth = reference.received(q, k, visible=visible, **arguments)
+    for lse in (None, log_sum_exp(q, k, 0.25, visible)):
+        ours = streaming.received(q, k, visible=seen, lse=lse, **arguments)
+        # A score of a thousand has lost three digits before anything is computed with it.
+        torch.testing.assert_close(ours.received.double(), truth.received, rtol=1e-3, atol=1e-3)
+
+
+def test_not_finite_stays_not_finite():
+    q, k = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
+    q[0, 1, 30] = torch.nan
+    visible, real = causal(40, 40)
+    seen = kernels.intervals(visible, real, 40)
+    ours = streaming.received(
+        q, k, scale=1.0, visible=seen, sets=real[:, None], spans=torch.zeros(1, 40).long(), n_spans=1
+    )
+    assert torch.isnan(ours.received[0, 0, 1, :30]).all()
+    assert torch.isfinite(ours.received[0, 0, 0]).all()
 
 
 def test_the_reference_is_the_definition():
@@ -84,16 +182,28 @@ def test_the_reference_is_the_definition():
                 assert int(got.counts[0, s, j]) == sum(i > j for i in members)
 
 
-def test_padded_keys_may_hold_anything():
-    """Memory behind the padding is poisoned; it must not reach a single sum."""
-    q, k = torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
-    visible, real = causal(20, 20, pads=(6,))
-    sets, spans = real[:, None].expand(-1, 2, -1), torch.zeros(1, 20).long()
-    clean = streaming.received(q, k, scale=1.0, visible=visible, sets=sets, spans=spans, n_spans=1)
-    q[:, :, 14:], k[:, :, 14:] = 1e6, 1e6
-    poisoned = streaming.received(q, k, scale=1.0, visible=visible, sets=sets, spans=spans, n_spans=1)
-    assert torch.equal(clean.received[..., :14], poisoned.received[..., :14])
-    assert not poisoned.received[..., 14:].any()
+@pytest.mark.parametrize("poison", [1e6, torch.inf, torch.nan])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("kind", ["mask", "intervals"])
+def test_padding_may_hold_anything(kind, left, poison):
+    """Memory behind or before a prompt is poisoned; it must not reach a single sum."""
+    q, k, lse = torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20)
+    visible, real = causal(20, 20, pads=(6,), left=left)
+    seen = visible if kind == "mask" else kernels.intervals(visible, real, 20)
+    arguments = {
+        "scale": 1.0,
+        "visible": seen,
+        "sets": real[:, None].expand(-1, 2, -1),
+        "spans": torch.zeros(1, 20).long(),
+    }
+    clean = [streaming.received(q, k, **arguments, n_spans=1, lse=given) for given in (None, lse)]
+    for values in (q, k, lse[..., None]):
+        values[:, :, ~real[0]] = poison
+    for before, given in zip(clean, (None, lse), strict=True):
+        poisoned = streaming.received(q, k, **arguments, n_spans=1, lse=given)
+        assert torch.equal(before.received, poisoned.received)
+        assert torch.equal(before.mass, poisoned.mass)
+        assert not poisoned.received[..., ~real[0]].any()
 
 
 def test_bf16_inputs_are_summed_in_fp32():

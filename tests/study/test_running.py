@@ -281,6 +281,33 @@ def test_the_manifest_says_what_was_run(folder: Path) -> None:
     assert about["command"][:3] == ["mless", "run", "quick"]
 
 
+def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels(path: Path) -> list[str]:
+        return json.loads((path / "study.json").read_text())["implementations"]["received"]
+
+    assert kernels(folder) == ["streaming"]
+    # Stopped half-way it is on record already, and a run that goes on with another kernel adds that one.
+    half, write, written = tmp_path / "half", ResultFolder.write_unit, []
+
+    def once(self: ResultFolder, *args: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(write(self, *args))
+
+    monkeypatch.setattr(ResultFolder, "write_unit", once)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(load_study("quick", SMALL), half)
+    assert kernels(half) == ["streaming"]
+    monkeypatch.setattr(ResultFolder, "write_unit", write)
+    monkeypatch.setattr("mless.kernels.implementation", lambda *args, **named: "another")
+    run_study(load_study("quick", SMALL), half)
+    assert kernels(half) == ["another", "streaming"]
+    # Made anew from stored units, nothing is computed and nothing forgotten.
+    (half / "retained.parquet").unlink()
+    assert run_study(load_study("quick", SMALL), half).computed == 0
+    assert kernels(half) == ["another", "streaming"]
+
+
 def test_progress_is_told(folder: Path, heard: Heard) -> None:
     assert folder.exists()
     assert "prompts: raw" in heard.lines

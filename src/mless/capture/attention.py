@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mless import kernels
@@ -21,9 +22,16 @@ from mless.capture.seam import Call, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
+from mless.models.seams import attention_layers
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name
 
 _ROWS_AT_ONCE = 4096
+#: The longest prompt that runs in one forward, and the parts of longer ones.
+_WHOLE, _PART = 131072, 16384
+#: Kinds of layers that see differently in one model: full, sliding, chunked.
+_MASKS = 8
+#: Numbers of one layer that stay on the GPU until the forward ends.
+_KEPT_ON_DEVICE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Attention:
     n: Int[np.ndarray, "sets layers tokens"]
     uniform: Float32[np.ndarray, "sets layers tokens"]
     mass: Float32[np.ndarray, "layers heads spans_and_sink"]
+    #: By which kernel each layer's sums were computed; see docs/kernels.md.
+    computed_by: dict[int, str]
 
 
 @dataclass
@@ -54,63 +64,170 @@ class Recorder:
     witness: Callable[[Call, Tensor], None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
+    #: How the sums of each layer were computed; see `mless.kernels.implementation`.
+    computed_by: dict[int, str] = field(default_factory=dict[int, str])
     _announced: tuple[Tensor, Tensor] | None = None
-    _even: tuple[object, kernels.Sums] | None = None
+    _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
+    _finite: dict[int, Bool[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
+    _parts: dict[int, _Parts] | None = None
 
-    def expect(self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"]) -> None:
+    def expect(
+        self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"], *, in_parts: bool = False
+    ) -> None:
         """Name the query sets and the spans of the batch that the next forward runs.
 
-        Without it every real token is an original one and there is a single span.
+        Without it every real token is an original one and there is a single span. `in_parts`: several forwards with a cache run it, one
+        part of its tokens after the other; `joined` ends them.
         """
+        self.finish()
         self.sums.clear()
         self.uniform.clear()
-        self._even = None
+        self._seen.clear()
         self._announced = (sets, spans)
+        self._parts = {} if in_parts else None
 
-    def _sets_and_spans(self, mask: Mask, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    def joined(self) -> None:
+        """The parts are all there: their sums are those of the whole."""
+        self.finish()
+        for layer, parts in (self._parts or {}).items():
+            self.sums[layer], self.uniform[layer] = parts.whole()
+        self._parts = None
+
+    def _sets_and_spans(
+        self, mask: Mask, rows: int, queries: int, tokens: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
         if self._announced is not None:
             sets, spans = self._announced
+            if sets.shape[0] == rows and self._parts is not None and tokens <= sets.shape[2]:
+                return sets[:, :, tokens - queries : tokens], spans[:, :tokens]
             if tuple(sets.shape[::2]) != (rows, tokens):
                 raise BadPrompt(
                     f"the forward ran {rows} rows of {tokens} tokens, but {sets.shape[0]} rows of {sets.shape[2]} were announced"
                 )
             return sets, spans
-        # A real token sees itself, padding sees nothing or is seen by nobody.
-        blocks = [(first, min(first + _ROWS_AT_ONCE, tokens)) for first in range(0, tokens, _ROWS_AT_ONCE)]
-        real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
+        if mask.plain_causal:
+            real = torch.ones(rows, tokens, dtype=torch.bool, device=device)
+        else:
+            # A real token sees itself, padding sees nothing or is seen by nobody.
+            blocks = [(first, min(first + _ROWS_AT_ONCE, tokens)) for first in range(0, tokens, _ROWS_AT_ONCE)]
+            real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
         return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
 
-    def __call__(self, call: Call) -> None:
-        layer, q, k, mask, score = call.layer, call.query, call.key, call.mask, call.score
-        if layer not in self.layers:
-            return
-        call.refuse_cache()
+    def _seen_by(self, mask: Mask, q: Tensor, tokens: int) -> _Seen:
+        """What a layer's queries see, and the yardstick for it: made once for all layers that see alike."""
+        key = ("causal", q.shape[0], tokens) if mask.plain_causal else id(mask)
+        if (found := self._seen.get(key)) is not None:
+            return found
+        rows, queries = q.shape[0], q.shape[2]
+        sets, spans = self._sets_and_spans(mask, rows, queries, tokens, q.device)
+        # Expanded stays expanded: two sets that are one are summed once.
+        sets, spans = sets.to(q.device), spans.to(q.device)
+        visible = None
+        if mask.causal_for_real:
+            starts = torch.zeros(rows, queries, dtype=torch.int32, device=q.device)
+            visible = kernels.Intervals(starts, tokens, whole=True)
+        elif q.is_cuda or self._parts is not None:
+            visible = kernels.intervals(mask, sets[:, 0], tokens)
+        common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
+        if visible is not None:
+            received, counts = visible.even(sets)
+            even = kernels.Sums(received[:, :, None], counts, torch.zeros(q.shape[0], 1, 0, device=q.device))
+        else:
+            flat = torch.zeros(rows, 1, tokens, 1, device=q.device)
+            even = self.kernel(flat[:, :, tokens - queries :], flat, scale=1.0, **common)
+        if len(self._seen) >= _MASKS:
+            self._seen.clear()
+        self._seen[key] = found = _Seen(mask, common, even)
+        return found
+
+    def __call__(self, call: Call, lse: Float[Tensor, "batch heads queries"] | None) -> None:
+        layer, q, k, score = call.layer, call.query, call.key, call.score
+        if self._parts is None:
+            call.refuse_cache()
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
-        sets, spans = (part.to(q.device) for part in self._sets_and_spans(mask, q.shape[0], q.shape[2]))
-        common: dict[str, Any] = {"visible": mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
-        # Layers that see alike share one mask object, so the yardstick and the counts are computed once for all of them.
-        if self._even is None or self._even[0] is not mask:
-            even = torch.zeros(q.shape[0], 1, q.shape[2], 1, device=q.device)
-            self._even = (mask, self.kernel(even, even, scale=1.0, **common))
-        self.uniform[layer] = self._even[1]
+        seen = self._seen_by(call.mask, q, k.shape[2])
+        self.uniform[layer] = seen.even
         if self.heads is not None:
-            q, k, score = _only(q, k, score, self.heads)
-        sums = self.kernel(q, k, **common, **score)
-        finite = torch.isfinite(sums.received).all(-1).all(1) & torch.isfinite(sums.mass).all(-1)
-        if not bool(finite.all()):
-            bad = int((~finite).any(0).nonzero()[0, 0])
-            head = self.heads[bad] if self.heads is not None else bad + 1
-            raise BadAttention(
-                f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
-                "try --dtype float32, or check the checkpoint"
-            )
+            q, k, score, lse = _only(q, k, score, lse, self.heads)
+        sums = self.kernel(q, k, **seen.common, **score, lse=lse)
+        if self.kernel is kernels.received:
+            plain = score["softcap"] is None and score["bias"] is None
+            visible, sets = seen.common["visible"], seen.common["sets"]
+            self.computed_by[layer] = kernels.implementation(q, k, visible, sets, plain=plain)
+        else:
+            self.computed_by[layer] = self.kernel.__module__.rpartition(".")[-1]
+        finite = (torch.isfinite(sums.received).all(-1).all(1) & torch.isfinite(sums.mass).all(-1)).all(0)
+        # Nobody may have looked since the part before.
+        self._finite[layer] = finite & self._finite.get(layer, finite)
+        if self._parts is not None:
+            assert self._announced is not None
+            parts = self._parts.setdefault(layer, _Parts(self._announced[0]))
+            parts.add(sums, seen.even, seen.common["sets"])
+            if not q.is_cuda:
+                self.finish()
+            return
+        if sums.received.numel() > _KEPT_ON_DEVICE:
+            # A long prompt's sums of all layers would be gigabytes; this layer took far longer than the copy does.
+            sums = kernels.Sums(sums.received.cpu(), sums.counts.cpu(), sums.mass.cpu())
         self.sums[layer] = sums
+        if not q.is_cuda:
+            self.finish()
+
+    def finish(self) -> None:
+        """Refuse what is not finite. On a GPU not before the forward has ended: every look would wait for it."""
+        checks, self._finite = self._finite, {}
+        for layer, finite in checks.items():
+            if not bool(finite.all()):
+                bad = int((~finite).nonzero()[0, 0])
+                head = self.heads[bad] if self.heads is not None else bad + 1
+                raise BadAttention(
+                    f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
+                    "try --dtype float32, or check the checkpoint"
+                )
+
+
+class _Parts:
+    """Sums of a prompt that runs part by part, each part's queries with all keys so far."""
+
+    def __init__(self, sets: Bool[Tensor, "batch sets tokens"]) -> None:
+        self._tokens = sets.shape[2]
+        self._single = sets.stride(1) == 0
+        self._members = sets[:, -1].sum(-1).clamp(min=1)
+        self._sums: list[Tensor] = []
+
+    def add(self, sums: kernels.Sums, even: kernels.Sums, sets: Bool[Tensor, "batch sets queries"]) -> None:
+        # Two sets that are one take the memory of one.
+        received = sums.received[:, :1] if self._single else sums.received
+        mass = sums.mass * sets[:, -1].sum(-1)[:, None, None]
+        found = [received, even.received, even.counts, mass]
+        if not self._sums:
+            shapes = [(*part.shape[:-1], self._tokens) for part in found[:3]]
+            self._sums = [part.new_zeros(shape) for part, shape in zip(found, shapes, strict=False)]
+            self._sums.append(torch.zeros_like(mass))
+        for whole, part in zip(self._sums, found, strict=True):
+            whole[..., : part.shape[-1]] += part
+
+    def whole(self) -> tuple[kernels.Sums, kernels.Sums]:
+        received, even, counts, mass = self._sums
+        sets = counts.shape[1]
+        received = received.expand(-1, sets, -1, -1)
+        return (
+            kernels.Sums(received, counts, mass / self._members[:, None, None]),
+            kernels.Sums(even, counts, mass[:, :1, :0]),
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    mask: Mask  # kept, so that no other object gets its id
+    common: dict[str, Any]
+    even: kernels.Sums
 
 
 def _only(
-    q: Tensor, k: Tensor, score: Mapping[str, Any], heads: Sequence[int]
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    q: Tensor, k: Tensor, score: Mapping[str, Any], lse: Tensor | None, heads: Sequence[int]
+) -> tuple[Tensor, Tensor, dict[str, Any], Tensor | None]:
     """The asked heads' queries with one key head each; `heads` are numbered from 1."""
     if max(heads) > q.shape[1]:
         raise BadStudy(f"no head {max(heads)}: this model's heads are 1 to {q.shape[1]} (numbered from 1)")
@@ -120,7 +237,7 @@ def _only(
         values: Tensor | None = chosen.get(name)
         if values is not None and values.shape[axis] == q.shape[1]:
             chosen[name] = values.index_select(axis, at)
-    return q[:, at], k[:, at // (q.shape[1] // k.shape[1])], chosen
+    return q[:, at], k[:, at // (q.shape[1] // k.shape[1])], chosen, lse[:, at] if lse is not None else None
 
 
 @contextmanager
@@ -135,18 +252,70 @@ def capturing(
 
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
+    layers = attention_layers(model, layers)
     recorder = Recorder(frozenset(layers), list(heads) if heads is not None else None, kernel)
 
     def attend(call: Call) -> Tensor:
-        recorder(call)
+        recorded = call.layer in recorder.layers and not call.again
         plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
-        out = _sdpa_forward(call) if plain else _own_forward(call)
-        if recorder.witness is not None and call.layer in recorder.layers:
-            recorder.witness(call, out)
+        lse: Tensor | None = None
+        if not plain:
+            out = _own_forward(call)
+        elif (recorded or call.key.shape[2] > call.query.shape[2]) and (found := _forward_with_lse(call)) is not None:
+            out, lse = found
+        else:
+            out = _sdpa_forward(call)
+        if recorded:
+            recorder(call, lse)
+            if recorder.witness is not None:
+                recorder.witness(call, out)
         return out
 
     with attending(model, attend):
         yield recorder
+        recorder.finish()
+
+
+def _forward_with_lse(
+    call: Call,
+) -> tuple[Float[Tensor, "batch queries heads dim"], Float[Tensor, "batch heads queries"]] | None:
+    """What SDPA would compute, by the backend it would choose, and that backend's own log-sum-exp; None where it hands none out."""
+    q, k, v, scale = call.query, call.key, call.value, call.score["scale"]
+    before = k.shape[2] - q.shape[2]
+    if not call.mask.causal_for_real or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1] or q.shape[2] < 2:
+        return None
+    own = _with_lse(q, k[:, :, before:], v[:, :, before:], scale, causal=True)
+    if own is None:
+        return None
+    out, lse = own
+    if before:
+        # With a cache: what comes from the keys before, all of which every query sees, and from those of this forward.
+        past = _with_lse(q, k[:, :, :before], v[:, :, :before], scale, causal=False)
+        if past is None:
+            return None
+        both = torch.logaddexp(past[1], lse)
+        shares = [(part - both).exp()[..., None] for part in (past[1], lse)]
+        out, lse = (past[0] * shares[0] + out * shares[1]).to(q.dtype), both
+    return out.transpose(1, 2).contiguous(), lse
+
+
+def _with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
+) -> tuple[Float[Tensor, "batch heads queries dim"], Float[Tensor, "batch heads queries"]] | None:
+    ops = torch.ops.aten
+    if not q.is_cuda:
+        # In 16 bits the CPU's is right to 4 digits only.
+        if q.device.type != "cpu" or q.dtype != torch.float32:
+            return None
+        return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
+    if chosen == SDPBackend.FLASH_ATTENTION.value:
+        out, lse = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    elif chosen == SDPBackend.CUDNN_ATTENTION.value:
+        out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
+    else:
+        return None
+    return out, lse.reshape(q.shape[:3])
 
 
 def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
@@ -154,7 +323,7 @@ def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
         scale = call.score["scale"]
         return sdpa_attention_forward(call.module, q, call.key, call.value, mask, scaling=scale, is_causal=causal)[0]
 
-    if call.mask.plain_causal:
+    if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
         return sdpa(call.query, None, causal=True)
     # Long prompts: a mask for some thousand rows at a time, never the whole square.
     size = call.query.shape[2]
@@ -194,13 +363,18 @@ def received(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     batch_size: int = 1,
+    part: int | None = None,
     kernel: Callable[..., kernels.Sums] = kernels.received,
 ) -> Iterator[Attention]:
     """Received attention of each prompt, in order.
 
-    Batches are padded on the right; `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt.
+    Batches are padded on the right; `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of
+    more than `part` tokens run alone and so many tokens at a time, with a cache, so that memory for activations stays bounded (by default
+    16,384 at a time from 131,072 on); their sums are added part by part and may differ from the whole's in the last digits.
     """
-    asked = list(layers) if layers is not None else list(range(1, model.loaded_layers + 1))
+    if part is not None and part < 1:
+        raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")
+    asked = list(layers) if layers is not None else attention_layers(model.model)
     for layer in asked:
         if not 1 <= layer <= model.loaded_layers:
             raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
@@ -211,8 +385,7 @@ def received(
         if not 1 <= head <= model.heads:
             raise BadStudy(f"no head {head}: this model's heads are 1 to {model.heads} (numbered from 1)")
     with capturing(model.model, layers=asked, heads=heads, kernel=kernel) as recorder:
-        for at in range(0, len(prompts), batch_size):
-            batch = prompts[at : at + batch_size]
+        for batch in _batches(prompts, batch_size, part or _WHOLE):
             for prompt in batch:
                 if len(prompt) > model.context:
                     raise BadPrompt(
@@ -230,10 +403,19 @@ def received(
                 sets[row, 0, : len(prompt)] = True
                 sets[row, 1, prompt.original] = True
                 spans[row, : len(prompt)] = torch.tensor(prompt.span_ids)
-            recorder.expect(sets, spans)
+            one = bool((sets[:, 0] == sets[:, 1]).all())
+            sets = sets.to(model.device)  # before it is expanded: a copy to another device would not be
+            sets = sets[:, :1].expand(-1, len(QUERY_SETS), -1) if one else sets
+            in_parts = longest > (part or _WHOLE)
+            recorder.expect(sets, spans.to(model.device), in_parts=in_parts)
             with torch.inference_mode():
-                padding = None if bool(real.all()) else real.to(model.device).long()
-                model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+                if in_parts:
+                    _run_in_parts(model, ids, part or _PART)
+                    recorder.joined()
+                else:
+                    padding = None if bool(real.all()) else real.to(model.device).long()
+                    model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+            recorder.finish()
             missing = sorted(set(asked) - set(recorder.sums))
             if missing:
                 raise UnsupportedArchitecture(
@@ -241,6 +423,29 @@ def received(
                     "it cannot be measured; see docs/adding-a-model.md"
                 )
             yield from (_of_row(recorder, row, prompt, asked, which) for row, prompt in enumerate(batch))
+
+
+def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Sequence[Prompt]]:
+    """So many prompts at a time, in order; one that is too long to run whole is alone."""
+    batch: list[Prompt] = []
+    for prompt in prompts:
+        if batch and (len(batch) == size or len(prompt) > whole or len(batch[0]) > whole):
+            yield batch
+            batch = []
+        batch.append(prompt)
+    if batch:
+        yield batch
+
+
+def _run_in_parts(model: LoadedModel, ids: Int[Tensor, "1 tokens"], part: int) -> None:
+    from transformers import DynamicCache
+
+    cache = (
+        DynamicCache()
+    )  # without the model's config: sliding layers would throw keys away that are still to be counted
+    for first in range(0, ids.shape[1], part):
+        tokens = ids[:, first : first + part].to(model.device)
+        model.model(input_ids=tokens, past_key_values=cache, use_cache=True)
 
 
 def _of_row(recorder: Recorder, row: int, prompt: Prompt, layers: list[int], heads: list[int]) -> Attention:
@@ -255,4 +460,6 @@ def _of_row(recorder: Recorder, row: int, prompt: Prompt, layers: list[int], hea
     mass = stack(lambda layer: recorder.sums[layer].mass[row].float())
     divisor = np.where(n > 0, n, np.nan).astype(np.float32)
     assert mass.shape[-1] == len(MASS_NAMES)
-    return Attention(prompt, layers, heads, sums / divisor[:, :, None], n.astype(np.int32), even / divisor, mass)
+    used = {layer: recorder.computed_by[layer] for layer in layers}
+    means = sums / divisor[:, :, None], n.astype(np.int32), even / divisor
+    return Attention(prompt, layers, heads, *means, mass, used)

@@ -6,19 +6,19 @@ causality), and takes both away again on exit.
 
 from __future__ import annotations
 
-import re
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from mless.errors import UnsupportedArchitecture
-from mless.models.seams import own_attention
+from mless.models.seams import attention_modules, own_attention
 
 #: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
 _HARMLESS = frozenset(
@@ -43,9 +43,16 @@ class LazyMask:
         unpadded = padding is None or bool(padding.all())
         self.queries: int = arguments["q_length"]
         self.keys: int = arguments["kv_length"]
-        square = self.queries == self.keys and not arguments.get("q_offset") and not arguments.get("kv_offset")
+        offset = int(arguments.get("q_offset") or 0)
         full = arguments.get("mask_function") is causal_mask_function or (local is not None and self.keys <= local)
-        self.plain_causal: bool = unpadded and square and full and bool(arguments.get("allow_is_causal_skip", True))
+        # The queries are the last of the keys' tokens: with a cache there are more keys than queries.
+        causal = full and self.keys - self.queries == offset and not arguments.get("kv_offset")
+        causal = causal and bool(arguments.get("allow_is_causal_skip", True) or offset)
+        self.plain_causal: bool = unpadded and causal and not offset
+        #: With padding on the right a real token sees just what it would without: itself and everything before.
+        self.causal_for_real: bool = (unpadded and causal) or (
+            causal and not offset and padding is not None and padding.ndim == 2 and not bool((padding[:, 1:] > padding[:, :-1]).any())
+        )  # fmt: skip
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch #heads rows keys"]:
         whole = dict(self._arguments)
@@ -54,6 +61,15 @@ class LazyMask:
         block = sdpa_mask(**whole)
         assert block is not None  # only a skipped mask is None, and skipping is off
         return block
+
+    def windowed(self, size: int) -> LazyMask:
+        """The same with a sliding window that the model's mask does not know of."""
+        window = {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
+        return LazyMask({**self._arguments, **window})
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """MPT takes its mask for a tensor of numbers and makes truth values of it; these are some already."""
+        return self if args == (torch.bool,) else self.whole.to(*args, **kwargs)
 
     @property
     def whole(self) -> Tensor:
@@ -84,10 +100,28 @@ class _GivenMask:
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask
-        self.plain_causal = False
+        self.plain_causal = self.causal_for_real = False
 
     def __call__(self, first: int, last: int, /) -> Tensor:
         return self._mask[:, :, first:last]
+
+    def windowed(self, size: int) -> _GivenMask:
+        queries, keys = self._mask.shape[-2:]
+        far = torch.ones(queries, keys, dtype=torch.bool, device=self._mask.device).tril(keys - queries - size)
+        return _GivenMask(self._mask & ~far)
+
+
+class _ChosenMask(_GivenMask):
+    """A mask of which each query sees only the keys that an indexer chose for it (DeepSeek's sparse attention)."""
+
+    def __init__(self, mask: LazyMask | _GivenMask, chosen: Int[Tensor, "batch queries chosen"], keys: int) -> None:
+        self._seen, self._chosen, self._keys = mask, chosen.long(), keys
+        self.plain_causal = self.causal_for_real = False
+
+    def __call__(self, first: int, last: int, /) -> Tensor:
+        chosen = self._chosen[:, first:last]
+        picked = torch.zeros(*chosen.shape[:2], self._keys, dtype=torch.bool, device=chosen.device)
+        return self._seen(first, last) & picked.scatter_(-1, chosen, True)[:, None]
 
 
 Mask = LazyMask | _GivenMask
@@ -107,8 +141,15 @@ class Call:
     score: dict[str, Any]
     #: The keywords as the model gave them, for its family's own eager attention.
     given: dict[str, Any]
+    #: The layer has asked with the same queries and keys before, for other values (DiffLlama does): the matrix is the same.
+    again: bool = False
 
     def refuse_cache(self) -> None:
+        if getattr(self.module, "compressor", None) is not None:
+            raise UnsupportedArchitecture(
+                f"layer {self.layer}: {type(self.module).__name__} adds keys that stand for several tokens each, so what one token received cannot "
+                "be told; see docs/adding-a-model.md"
+            )
         if self.query.shape[2] != self.key.shape[2]:
             raise UnsupportedArchitecture(
                 f"layer {self.layer} attends from {self.query.shape[2]} queries to {self.key.shape[2]} keys; capture needs the whole prompt in "
@@ -124,7 +165,12 @@ def attending(
 
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
-    numbers = {id(module): n for n, module in enumerate(attention_modules(model), start=1)}
+    # A module that serves several layers (Zamba 2) is called by them in order.
+    numbers: dict[int, list[int]] = {}
+    for layer, module in attention_modules(model).items():
+        numbers.setdefault(id(module), []).append(layer)
+    # Weakly: a layer's queries are a good part of the memory that a forward needs at a time.
+    before: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
 
     def attention(
         module: nn.Module,
@@ -136,42 +182,41 @@ def attending(
         dropout: float = 0.0,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        indices: Tensor | None = None,
+        window: int | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        layer = numbers.get(id(module))
-        if layer is None:
+        turns = numbers.get(id(module))
+        if turns is None:
             raise UnsupportedArchitecture(
                 f"{type(module).__name__} computes attention outside the numbered layers; see docs/adding-a-model.md"
             )
         _refuse_unknown(module, dropout, others)
+        asked = before.pop(id(module), None)
+        again = asked is not None and asked[0]() is query and asked[1]() is key
+        if not again:
+            before[id(module)] = (weakref.ref(query), weakref.ref(key))
+            turns.append(turns.pop(0))
+        layer = turns[-1]
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         mask, bias = mask_of(attention_mask, module, query, key)
+        if window is not None:
+            mask = mask.windowed(window)
+        if indices is not None:
+            mask = _ChosenMask(mask, indices, key.shape[2])
+        if position_bias is not None:
+            bias = position_bias if bias is None else bias + position_bias
         score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
-        given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, **others}
+        given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, **others}
         known = {name: what for name, what in given.items() if what is not None}
-        return attend(Call(layer, module, query, key, value, mask, score, known)), None
+        return attend(Call(layer, module, query, key, value, mask, score, known, again)), None
 
     def mask(**arguments: Any) -> LazyMask:
         return LazyMask(arguments)
 
     with own_attention(model, attention, mask):
         yield
-
-
-def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The decoder's attention modules in layer order: those called attention that know their `layer_idx`."""
-    found: dict[int, nn.Module] = {}
-    for path, module in model.named_modules():
-        number = getattr(module, "layer_idx", None)
-        called = path.rsplit(".", 1)[-1] + type(module).__name__
-        if isinstance(number, int) and re.search("attn|attention", called, re.IGNORECASE):
-            found.setdefault(number, module)
-    if not found or sorted(found) != list(range(len(found))):
-        raise UnsupportedArchitecture(
-            f"{type(model).__name__}: no attention modules with a layer number were found, so received attention cannot be "
-            "told layer from layer; see docs/adding-a-model.md"
-        )
-    return [found[n] for n in sorted(found)]
 
 
 def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:
@@ -181,12 +226,20 @@ def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]
         raise UnsupportedArchitecture(
             f"{type(module).__name__} attends in both directions; only causal decoders are measured"
         )
+    if others.get("block_indices") is not None:
+        raise _different_keys(module)  # MiniMax M3 chooses blocks of keys for each group of heads
     unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value is not None)
     if unknown:
         raise UnsupportedArchitecture(
             f"{type(module).__name__} passes {', '.join(map(repr, unknown))} to its attention, which this tool does not know "
             "and will not ignore; see docs/adding-a-model.md"
         )
+
+
+def _different_keys(module: nn.Module) -> UnsupportedArchitecture:
+    return UnsupportedArchitecture(
+        f"{type(module).__name__}'s heads see different keys, so n would differ from head to head; see docs/adding-a-model.md"
+    )
 
 
 def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[Mask, Tensor | None]:
@@ -197,9 +250,7 @@ def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[
         return LazyMask({**lengths, "mask_function": causal_mask_function, "device": query.device}), None
     if isinstance(given, Tensor) and given.ndim == 4:
         if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):
-            raise UnsupportedArchitecture(
-                f"{type(module).__name__}'s heads see different keys, so n would differ from head to head; see docs/adding-a-model.md"
-            )
+            raise _different_keys(module)
         if given.dtype == torch.bool:
             return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
         hidden = given <= torch.finfo(given.dtype).min / 2

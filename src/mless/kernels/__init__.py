@@ -1,12 +1,13 @@
 """Sums of received attention from queries and keys: one signature, several implementations.
 
-`reference` materialises every matrix in double precision and is the truth the others are held against; `streaming` works in
-blocks on any device and never holds more than a block of rows.
+`reference` materialises every matrix in double precision and is the truth the others are held against; `streaming` works in blocks on
+any device and never holds more than a block of rows; `received_triton` runs on GPUs, and `received_hopper` is its quick path there.
+`received` chooses, and `implementation` says what it would choose.
 """
 
 from __future__ import annotations
 
-from mless.kernels.signature import Sums, Visible
-from mless.kernels.streaming import received
+from mless.kernels.choosing import implementation, received
+from mless.kernels.signature import Intervals, Sums, Visible, intervals
 
-__all__ = ["Sums", "Visible", "received"]
+__all__ = ["Intervals", "Sums", "Visible", "implementation", "intervals", "received"]

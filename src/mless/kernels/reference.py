@@ -49,7 +49,9 @@ def received(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
+    lse: Float[Tensor, "batch heads queries"] | None = None,
 ) -> Sums:
+    """`lse` is what others may use and the truth does not."""
     p, sink = probabilities(q, k, scale=scale, visible=visible, softcap=softcap, sinks=sinks, bias=bias)
     n_queries, n_keys = p.shape[-2:]
     offset = n_keys - n_queries  # with a cache the queries are the last tokens

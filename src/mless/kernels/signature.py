@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int32
 from torch import Tensor
+
+#: Most elements of a mask that are looked at together.
+_ELEMENTS = 1 << 26
 
 
 @runtime_checkable
@@ -29,3 +34,85 @@ class Sums:
     received: Float[Tensor, "batch sets heads keys"]
     counts: Int[Tensor, "batch sets keys"]
     mass: Float[Tensor, "batch heads spans_and_sink"]
+
+
+@dataclass(eq=False)
+class Intervals:
+    """A mask in which every query sees the keys from its start up to itself, as causal, sliding, chunked, packed and padded prompts have it.
+
+    The queries are the last of the keys' tokens. `starts` never falls from one query to the next, so the queries that see a key are an
+    interval too.
+    """
+
+    starts: Int32[Tensor, "batch queries"]
+    keys: int
+    #: True where every start is 0: nothing hides a key from later queries.
+    whole: bool = False
+    _even: tuple[Tensor, tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
+
+    @property
+    def offset(self) -> int:
+        """The first query's place among the keys."""
+        return self.keys - self.starts.shape[1]
+
+    def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch 1 rows keys"]:
+        keys = torch.arange(self.keys, device=self.starts.device)
+        at = torch.arange(first, last, device=keys.device)[:, None] + self.offset
+        return ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
+
+    @cached_property
+    def ends(self) -> Int32[Tensor, "batch keys"]:
+        """The query after the last one that sees each key."""
+        batch, queries = self.starts.shape
+        if self.whole:
+            return torch.full((batch, self.keys), queries, dtype=torch.int32, device=self.starts.device)
+        keys = torch.arange(self.keys, dtype=torch.int32, device=self.starts.device).expand(batch, -1)
+        return torch.searchsorted(self.starts, keys.contiguous(), right=True, out_int32=True)
+
+    def even(
+        self, sets: Bool[Tensor, "batch sets queries"]
+    ) -> tuple[Float64[Tensor, "batch sets keys"], Int[Tensor, "batch sets keys"]]:
+        """`received` and `counts` of a head that spreads evenly over what it sees; sums over queries by differences of running sums."""
+        if self._even is not None and self._even[0] is sets:
+            return self._even[1]  # one forward's layers share both
+        queries = torch.arange(sets.shape[-1], device=sets.device)
+        seen = (queries + self.offset - self.starts + 1).clamp(min=1)
+        first = (torch.arange(self.keys, device=sets.device) + 1 - self.offset).clamp(0, sets.shape[-1])
+        last = torch.maximum(self.ends.long(), first)
+
+        def between(values: Tensor) -> Tensor:
+            sums = torch.nn.functional.pad(values.cumsum(-1), (1, 0))
+            at = [index.expand(*sums.shape[:2], -1) for index in (last[:, None], first)]
+            return sums.gather(-1, at[0]) - sums.gather(-1, at[1])
+
+        found = between(sets.double() / seen[:, None]), between(sets.long())
+        self._even = (sets, found)
+        return found
+
+
+def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: int) -> Intervals | None:
+    """The mask as intervals, None where it is none. Only `members` are looked at: what padding sees nobody asks."""
+    if isinstance(visible, Intervals):
+        return visible
+    batch, queries = members.shape
+    rows = max(16, _ELEMENTS // max(1, batch * keys))
+    starts: list[Tensor] = []
+    fits = torch.ones((), dtype=torch.bool, device=members.device)
+    for first in range(0, queries, rows):
+        last = min(first + rows, queries)
+        block = visible(first, last)
+        if block.shape[1] != 1:
+            return None
+        seen = block[:, 0].expand(batch, -1, -1)
+        begin = seen.view(torch.uint8).argmax(-1)  # the first of them, as bytes: four times as many fit
+        at = torch.arange(first, last, device=seen.device) + keys - queries
+        # As many up to itself as there are places from the first on: then there is no hole; and no others: then there is nothing later.
+        past = seen.tril(first + keys - queries)
+        fits &= (((past.sum(-1) == at - begin + 1) & (past == seen).all(-1)) | ~members[:, first:last]).all()
+        starts.append(begin)
+    begin = torch.cat(starts, dim=1).int().masked_fill(~members, 0)
+    rising = begin.cummax(-1).values
+    fits &= ((rising == begin) | ~members).all()
+    if not bool(fits):
+        return None
+    return Intervals(rising.contiguous(), keys, whole=not bool(rising.any()))

@@ -1,15 +1,33 @@
-"""Blockwise torch: any device, memory of a block of query rows, key heads never expanded."""
+"""Blockwise torch: any device, memory of a tile of scores, key heads never expanded.
+
+Per tile three passes over scores that are still in the cache: a matmul, whose last column subtracts the log-sum-exp, 2^x in place, and a
+matmul with the query sets, which sums over the queries. Everything else (a token's own attention, spans, counts) is made of vectors.
+"""
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless.kernels.signature import Sums, Visible
+from mless.kernels.signature import Intervals, Sums, Visible
 
 #: Most score elements held at once (batch × heads × rows × keys), 64 MB in fp32.
 BLOCK_ELEMENTS = 1 << 24
+#: A CPU's tile: rows of scores, those of all heads of a key head together, and keys; two cores' caches hold it. It depends on the model's
+#: heads alone: a prompt has the same tiles, and so the same bits, by itself and in every batch.
+CPU_ROWS, CPU_KEYS = 384, 512
+#: Without a log-sum-exp, a tile that holds all of a query's keys saves the second matmul, and that is worth more than the cache.
+CPU_KEYS_AT_FIRST = 2048
+DEVICE_ROWS = 256
+
+#: Scores are in base 2. MKL's e^x takes 200 times as long where it underflows; 2^x does not.
+_LOG2E = math.log2(math.e)
+#: What a query that sees nothing has for a maximum: finite, since -inf from -inf is NaN.
+_LEAST = -1e30
 
 
 def received(
@@ -24,52 +42,287 @@ def received(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
+    lse: Float[Tensor, "batch heads queries"] | None = None,
 ) -> Sums:
-    batch, heads, n_queries, _ = q.shape
-    kv_heads, n_keys = k.shape[1], k.shape[2]
-    groups = heads // kv_heads
-    offset = n_keys - n_queries
-    device = q.device
-    # bf16 scores would round each logit to 8 bits; the products are exact in fp32, so only the sum is rounded.
-    q = q.float() * scale
-    k_t = k.float().transpose(-1, -2)
-    members = sets.float()
-    one_hot = torch.nn.functional.one_hot(spans.long(), n_spans).float()
-    sums = torch.zeros(batch, sets.shape[1], heads, n_keys, device=device)
-    counts = torch.zeros(batch, sets.shape[1], n_keys, dtype=torch.long, device=device)
-    mass = torch.zeros(batch, heads, n_spans + 1, device=device)
-    rows = max(16, min(n_queries, BLOCK_ELEMENTS // max(1, batch * heads * n_keys)))
-    for first in range(0, n_queries, rows):
-        last = min(first + rows, n_queries)
-        end = min(n_keys, offset + last)  # causal: later keys are seen by nobody in this block
-        mask = visible(first, last)[..., :end]
-        block = q[:, :, first:last].unflatten(1, (kv_heads, groups)).flatten(2, 3)
-        scores = (block @ k_t[..., :end]).unflatten(2, (groups, last - first)).flatten(1, 2)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        if bias is not None:
-            scores = scores + bias[:, :, first:last, :end].float()
-        scores = scores.masked_fill(~mask, float("-inf"))
-        top = scores.amax(-1, keepdim=True)
-        if sinks is not None:
-            top = torch.maximum(top, sinks.float()[None, :, None, None])
-        top = top.clamp(min=torch.finfo(torch.float32).min)  # a row that sees nothing: exp(-inf), not NaN
-        weights = torch.exp(scores - top)
-        total = weights.sum(-1, keepdim=True)
-        sink = torch.zeros_like(total)
-        if sinks is not None:
-            sink = torch.exp(sinks.float()[None, :, None, None] - top)
-            total = total + sink
-        total = total.clamp(min=torch.finfo(torch.float32).tiny)
-        p = weights.div_(total)
-        sink = (sink / total).squeeze(-1)
-        of_last = members[:, -1, first:last]
-        mass[..., :-1] += torch.einsum("bhk,bkm->bhm", torch.einsum("bq,bhqk->bhk", of_last, p), one_hot[:, :end])
-        mass[..., -1] += torch.einsum("bq,bhq->bh", of_last, sink)
-        later = torch.arange(first, last, device=device)[:, None] + offset > torch.arange(end, device=device)
-        p = p.masked_fill_(~later, 0.0)
-        sums[..., :end] += torch.einsum("bsq,bhqk->bshk", members[..., first:last], p)
-        seen = (mask[:, 0] & later).float()  # exact: a block has far fewer than 2^24 rows
-        counts[..., :end] += torch.einsum("bsq,bqk->bsk", members[..., first:last], seen).long()
-    mass /= members[:, -1].sum(-1).clamp(min=1)[:, None, None]
-    return Sums(sums, counts, mass)
+    """As `kernels.received`. No query may see a later key."""
+    batch = q.shape[0]
+    softcap = softcap * _LOG2E if softcap is not None else None
+    sinks = sinks.float() * _LOG2E if sinks is not None else None
+    bias = bias.expand(batch, -1, -1, -1) if bias is not None else None
+    counts = visible.even(sets)[1] if isinstance(visible, Intervals) else None
+    if not isinstance(visible, Intervals) or q.device.type != "cpu" or batch == 1:
+        work = _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts)
+        return work.summed(spans, n_spans)
+    # Row by row: no prompt pays for another one's length.
+    parts: list[Sums] = []
+    for b in range(batch):
+        row = slice(b, b + 1)
+        mask = Intervals(visible.starts[row], visible.keys, visible.whole)
+        some = [None if given is None else given[row] for given in (bias, lse, counts)]
+        work = _Work(q[row], k[row], scale, mask, sets[row], softcap, sinks, *some)
+        parts.append(work.summed(spans[row], n_spans))
+    return Sums(*(torch.cat([getattr(part, name) for part in parts]) for name in ("received", "counts", "mass")))
+
+
+class _Work:
+    """Rows of a batch that are computed together: their queries in blocks, the heads of a key head side by side."""
+
+    def __init__(
+        self,
+        q: Float[Tensor, "batch heads queries dim"],
+        k: Float[Tensor, "batch kv_heads keys dim"],
+        scale: float,
+        visible: Visible,
+        sets: Bool[Tensor, "batch sets queries"],
+        softcap: float | None,
+        sinks: Float[Tensor, " heads"] | None,
+        bias: Float[Tensor, "batch #heads queries keys"] | None,
+        lse: Float[Tensor, "batch heads queries"] | None,
+        counts: Int[Tensor, "batch sets keys"] | None,
+    ) -> None:
+        self.batch, self.heads, self.n_queries, self.dim = q.shape
+        self.kv_heads, self.n_keys = k.shape[1:3]
+        self.groups = self.heads // self.kv_heads
+        self.offset = self.n_keys - self.n_queries
+        self.visible, self.sets, self.softcap, self.sinks, self.bias = visible, sets, softcap, sinks, bias
+        self.known = lse is not None
+        self.on_cpu = q.device.type == "cpu"
+        self._cut(q.device)
+        padded = self.blocks * self.rows
+
+        # Two sets that are one tensor are summed once.
+        self.apart = sets[:, :1] if sets.stride(1) == 0 else sets
+        members = torch.zeros(self.batch, self.apart.shape[1], padded, device=q.device)
+        members[..., : self.n_queries] = self.apart
+        by_block = members.unflatten(2, (self.blocks, self.rows)).permute(2, 0, 1, 3)
+        heads = by_block[:, :, None].expand(-1, -1, self.heads, -1, -1)
+        self.weights = heads.reshape(self.blocks, self.batch * self.heads, -1, self.rows)
+        self.busy = by_block[:, :, 0].flatten(1).any(-1).tolist() if self.on_cpu else [True] * self.blocks
+
+        shape = (self.blocks, self.batch, self.kv_heads, self.groups, self.rows)
+        self.log_sums = torch.zeros(shape, device=q.device)
+        # bf16 scores would round each logit to 8 bits; the products are exact in fp32, so only the sum is rounded.
+        self.queries = torch.empty(*shape, self.dim + 1, device=q.device)
+        self.queries[-1] = 0.0
+        self._fill(self.queries[..., : self.dim], q)
+        if lse is not None:
+            self._fill(self.log_sums[..., None], (lse.float() * _LOG2E)[..., None])
+        # Whatever padding holds must not reach a sum, not even as 0 × NaN.
+        if not self.on_cpu or not bool(sets[:, 0].all()):
+            outside = (by_block[:, :, 0] == 0)[:, :, None, None]
+            self.queries.masked_fill_(outside[..., None], 0.0)
+            self.log_sums.masked_fill_(outside, 0.0)
+        folded = self.known and softcap is None
+        self.queries[..., self.dim] = -self.log_sums if folded else 0.0
+
+        self.keys = torch.empty(self.batch, self.kv_heads, self.offset + padded, self.dim + 1, device=q.device)
+        real = self.keys[:, :, : self.n_keys]
+        real[..., : self.dim] = k
+        real[..., : self.dim] *= scale * _LOG2E
+        self.keys[:, :, self.n_keys :] = 0.0
+        self.keys[..., self.dim] = 1.0
+        if counts is not None:
+            self.counts = counts
+            seen = counts[:, 0] > 0
+            seen[:, self.offset :] |= sets[:, 0]
+            if not self.on_cpu or not bool(seen.all()):
+                real.masked_fill_(~seen[:, None, :, None], 0.0)
+        else:
+            self.counts = torch.zeros(self.batch, self.apart.shape[1], self.n_keys, dtype=torch.long, device=q.device)
+        self.own = torch.zeros(self.blocks, self.batch * self.heads, self.rows, device=q.device)
+        self.to_sink = torch.zeros_like(self.own)
+        self.sums = torch.zeros(self.batch * self.heads, self.apart.shape[1], self.offset + padded, device=q.device)
+        self.later = torch.full((self.rows, self.rows), -math.inf, device=q.device).triu(1)
+        self.buffer = torch.empty(0, device=q.device)
+
+    def _cut(self, device: torch.device) -> None:
+        """Blocks of queries count from the first one; tiles of keys count back from a block's own last key."""
+        # What differs from row to row of a batch, or from head to head, is applied to all of them.
+        alike = isinstance(self.visible, Intervals) and self.bias is None
+        if device.type == "cpu":
+            self.rows = max(16, min(128, CPU_ROWS // self.groups // 16 * 16))
+            self.width = CPU_KEYS if self.known else CPU_KEYS_AT_FIRST
+            self.at_once = max(1, CPU_ROWS // (self.groups * self.rows)) if alike else self.kv_heads * self.batch
+        else:
+            self.rows = max(1, min(DEVICE_ROWS, self.n_queries))
+            self.width = BLOCK_ELEMENTS // max(1, self.batch * self.heads * self.rows)
+            self.at_once = self.kv_heads * self.batch
+        self.width = max(self.width, self.rows)
+        self.blocks = max(1, -(-self.n_queries // self.rows))
+
+    def _fill(self, blocks: Tensor, values: Float[Tensor, "batch heads queries size"]) -> None:
+        values = values.unflatten(1, (self.kv_heads, self.groups))
+        blocks = blocks.permute(1, 2, 3, 0, 4, 5)
+        whole = self.n_queries // self.rows
+        blocks[:, :, :, :whole] = values[:, :, :, : whole * self.rows].unflatten(3, (whole, self.rows))
+        if whole < self.blocks:
+            rest = self.n_queries - whole * self.rows
+            blocks[:, :, :, whole, :rest] = values[:, :, :, whole * self.rows :]
+
+    def summed(self, spans: Int[Tensor, "batch keys"], n_spans: int) -> Sums:
+        begins, full = self._starts()
+        for block in range(self.blocks):
+            mask = self._mask(block)
+            if not self.busy[block]:
+                continue
+            end = self.offset + (block + 1) * self.rows
+            edges = [*range(end, begins[block], -self.width), begins[block]]
+            tiles = [(a, b) for b, a in pairwise(edges)][::-1]
+            for item in range(0, self.batch * self.kv_heads, self.at_once):
+                lane = _Lane(self, block, item, mask, full[block])
+                if not self.known and len(tiles) > 1:
+                    lane.find_log_sums(tiles)
+                for a, b in tiles:
+                    lane.add(a, b, at_once=not self.known and len(tiles) == 1)
+        return self._result(spans, n_spans)
+
+    def _starts(self) -> tuple[list[int], list[int]]:
+        """Per block of queries, the first key that any of them sees, and the first from which on all do."""
+        if not isinstance(self.visible, Intervals) or self.visible.whole:
+            return [0] * self.blocks, [0] * self.blocks
+        short = self.blocks * self.rows - self.n_queries
+        found: list[list[int]] = []
+        for outside, best in ((self.n_keys, torch.amin), (0, torch.amax)):
+            starts = self.visible.starts.where(self.sets[:, 0], outside)
+            starts = torch.nn.functional.pad(starts, (0, short), value=outside).unflatten(1, (self.blocks, self.rows))
+            found.append(best(starts, (0, 2)).tolist())
+        last = [self.offset + block * self.rows for block in range(self.blocks)]
+        return [min(start, own) // 16 * 16 for start, own in zip(found[0], last, strict=True)], found[1]
+
+    def _mask(self, block: int) -> Bool[Tensor, "batch 1 #groups rows keys"] | None:
+        """What a mask that is no intervals says about this block. It is asked once for every query, and the counts are made of it."""
+        if isinstance(self.visible, Intervals):
+            return None
+        first = block * self.rows
+        last = min(first + self.rows, self.n_queries)
+        mask = self.visible(first, last)
+        keys = torch.arange(self.n_keys, device=mask.device)
+        seen = (
+            (mask[:, 0] & (keys < keys[self.offset + first : self.offset + last, None]))
+            .float()
+            .expand(self.batch, -1, -1)
+        )  # exact: far fewer than 2^24 rows
+        self.counts += (self.apart[..., first:last].float() @ seen).long()
+        # What is no query at all sees nothing: its 0 times a NaN in the padding would be one.
+        mask = mask & self.sets[:, None, 0, first:last, None]
+        mask = torch.nn.functional.pad(mask, (0, self.keys.shape[2] - self.n_keys, 0, first + self.rows - last))
+        return mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (self.kv_heads, self.groups))
+
+    def _in_order(self, by_block: Float[Tensor, "blocks batch_heads rows"]) -> Float[Tensor, "batch heads queries"]:
+        return by_block.movedim(0, 1).reshape(self.batch, self.heads, -1)[..., : self.n_queries]
+
+    def _result(self, spans: Int[Tensor, "batch keys"], n_spans: int) -> Sums:
+        sums = self.sums.view(self.batch, self.heads, -1, self.sums.shape[-1])[..., : self.n_keys]
+        sent = sums[:, :, -1].clone()
+        sent[..., self.offset :] += self._in_order(self.own)
+        mass = torch.zeros(self.batch, self.heads, n_spans + 1, device=sums.device)
+        if self.on_cpu:
+            # One after the other, and zeros behind the last one change nothing: the same bits for every length of padding.
+            mass = mass.double().scatter_add_(-1, spans.long()[:, None].expand_as(sent), sent.double())
+        else:
+            one_hot = torch.nn.functional.one_hot(spans.long(), n_spans).float()
+            mass[..., :-1] = sent @ one_hot
+        if self.sinks is not None:
+            share = self._in_order(self.to_sink)
+            mass[..., -1] = share.double().cumsum(-1)[..., -1] if self.on_cpu else share.sum(-1)
+        mass = (mass / self.apart[:, -1].sum(-1).clamp(min=1)[:, None, None]).float()
+        n_sets = self.sets.shape[1]
+        return Sums(sums.transpose(1, 2).expand(-1, n_sets, -1, -1), self.counts.expand(-1, n_sets, -1), mass)
+
+
+class _Lane:
+    """One block of queries of some key heads."""
+
+    def __init__(self, work: _Work, block: int, item: int, mask: Tensor | None, full: int) -> None:
+        self.work, self.block, self.mask, self.full = work, block, mask, full
+        items = slice(item, item + work.at_once)
+        self.queries = work.queries[block].flatten(0, 1)[items].flatten(1, 2)
+        self.keys = work.keys.flatten(0, 1)[items]
+        self.log_sums = work.log_sums[block].flatten(0, 1)[items].flatten(1, 2)[..., None]
+        heads = slice(item * work.groups, (item + work.at_once) * work.groups)
+        self.weights = work.weights[block, heads]
+        self.sums, self.own, self.to_sink = work.sums[heads], work.own[block, heads], work.to_sink[block, heads]
+        self.sinks: Tensor | None = None
+        if work.sinks is not None:
+            sinks = work.sinks.repeat(work.batch)[heads, None].expand(-1, work.rows)
+            self.sinks = sinks.reshape(self.log_sums.shape)
+        self.end = work.offset + (block + 1) * work.rows
+
+    def scores(self, a: int, b: int) -> Float[Tensor, "items group_rows keys"]:
+        """Less the log-sum-exp, where it is known, and -inf where nothing is seen."""
+        work = self.work
+        shape = (*self.queries.shape[:2], b - a)
+        size = math.prod(shape)
+        if work.buffer.numel() < size:
+            work.buffer = torch.empty(size, device=work.buffer.device)
+        scores = torch.bmm(self.queries, self.keys[:, a:b].mT, out=work.buffer[:size].view(shape))
+        if work.softcap is not None:
+            scores.div_(work.softcap).tanh_().mul_(work.softcap)
+            scores.sub_(self.log_sums)
+        by_row = scores.view(-1, work.groups, work.rows, b - a)
+        if b == self.end:
+            by_row[..., -work.rows :] += work.later
+        if isinstance(work.visible, Intervals) and self.full > a:
+            self._hide_before(by_row, a, b)
+        if work.bias is not None:
+            first, last = self.block * work.rows, min((self.block + 1) * work.rows, work.n_queries)
+            bias = work.bias[:, :, first:last, a:b]
+            bias = bias[:, :, None] if bias.shape[1] == 1 else bias.unflatten(1, (work.kv_heads, work.groups))
+            by_row = by_row.view(work.batch, work.kv_heads, work.groups, work.rows, b - a)
+            by_row[..., : last - first, : work.n_keys - a] += bias.float() * _LOG2E
+        if self.mask is not None:
+            by_row = by_row.view(work.batch, work.kv_heads, work.groups, work.rows, b - a)
+            by_row.masked_fill_(~self.mask[..., a:b], -math.inf)
+        return scores
+
+    def _hide_before(self, by_row: Tensor, a: int, b: int) -> None:
+        work = self.work
+        assert isinstance(work.visible, Intervals)
+        starts = work.visible.starts[:, self.block * work.rows : (self.block + 1) * work.rows]
+        before = torch.arange(a, b, device=starts.device) < starts[..., None]
+        # On a CPU there is one row of a batch at a time.
+        seen = by_row.unflatten(0, (work.batch, -1))[:, :, :, : starts.shape[1]]
+        seen.masked_fill_(before[:, None, None], -math.inf)
+
+    def _top(self, scores: Tensor) -> Tensor:
+        top = scores.amax(-1, keepdim=True).clamp_(min=_LEAST)
+        return top if self.sinks is None else torch.maximum(top, self.sinks)
+
+    def _with_sink(self, total: Tensor, top: Tensor) -> Tensor:
+        return total if self.sinks is None else total + torch.exp2(self.sinks - top)
+
+    def find_log_sums(self, tiles: list[tuple[int, int]]) -> None:
+        """The pass more that a log-sum-exp costs where the forward handed none out and one tile does not hold all keys."""
+        top = torch.full_like(self.log_sums, _LEAST) if self.sinks is None else self.sinks
+        total = torch.zeros_like(top)
+        for a, b in tiles:
+            scores = self.scores(a, b)
+            higher = torch.maximum(top, self._top(scores))
+            total = total * torch.exp2(top - higher) + scores.sub_(higher).exp2_().sum(-1, keepdim=True)
+            top = higher
+        tiny = torch.finfo(torch.float32).tiny
+        self.log_sums.copy_(top + self._with_sink(total, top).clamp_(min=tiny).log2())
+        if self.work.softcap is None:
+            self.queries[..., -1:] = -self.log_sums
+
+    def add(self, a: int, b: int, *, at_once: bool) -> None:
+        """`at_once`: the tile holds all keys of its queries, whose log-sum-exp is still to be found."""
+        work = self.work
+        scores, weights = self.scores(a, b), self.weights
+        if at_once:
+            top = self._top(scores)
+            scores.sub_(top).exp2_()
+            total = self._with_sink(scores.sum(-1, keepdim=True), top).clamp_(min=torch.finfo(torch.float32).tiny)
+            self.log_sums.copy_(top + total.log2())
+            weights = weights / total.view(len(weights), 1, work.rows)
+        else:
+            scores.exp2_()
+        p = scores.view(len(weights), work.rows, b - a)
+        if b == self.end:
+            if self.sinks is not None:
+                share = torch.exp2(self.sinks - self.log_sums).view_as(self.to_sink)
+                self.to_sink.copy_(share * self.weights[:, -1])
+            own = p[..., -work.rows :].diagonal(dim1=-2, dim2=-1)
+            self.own.copy_(own * weights[:, -1])
+            own.zero_()
+        self.sums[..., a:b] += torch.bmm(weights, p)

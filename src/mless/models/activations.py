@@ -13,11 +13,12 @@ from torch import nn
 
 from mless.errors import BadStudy, UnsupportedArchitecture
 
-#: What families call the module: act_fn, act, activation_fn, activation, activation_function, gelu_impl.
-_CALLED = re.compile(r"(act|act_fn|activation|activation_fn|activation_function|gelu_impl|ffn_act)")
-_ELSEWHERE = re.compile(r"attn|attention|router|gate_fn|mixer|norm", re.IGNORECASE)
-#: Towers that read pictures or sound, and encoders: they may have more layers than the decoder beside them.
-_BESIDE = re.compile(r"vision|visual|image|audio|speech|encoder", re.IGNORECASE)
+#: What families call the module: act_fn, act, activation_fn, activation, activation_function, gelu_impl, intermediate_act_fn.
+_CALLED = re.compile(r"(act|act_fn|activation|activation_fn|activation_function|gelu_impl|ffn_act|intermediate_act_fn)")
+_PLAIN = (nn.ReLU, nn.GELU, nn.SiLU)
+_ELSEWHERE = re.compile(r"attn|attention|router|gate_fn|mixer|mamba|temporal|norm", re.IGNORECASE)
+#: Towers that read pictures or sound: they may have more layers than the decoder beside them.
+_BESIDE = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,34 @@ class ActivationPoint:
 
 def decoder_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     """The module that runs the decoder's layers, and the layers: the longest list of like modules that holds MLPs or attention."""
-    found: list[tuple[int, nn.Module, nn.ModuleList]] = []
-    for path, module in model.named_modules():
-        for name, child in module.named_children():
-            if (
-                isinstance(child, nn.ModuleList)
-                and len(child)
-                and not _BESIDE.search(f"{path}.{name}")
-                and any(_attends(name) for name, _ in child[0].named_modules())
-            ):
-                found.append((len(child), module, child))
+    lists = [
+        (f"{path}.{name}", module, child)
+        for path, module in model.named_modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and not _BESIDE.search(f"{path}.{name}")
+    ]
+    # A decoder may be called encoder (GIT's is), but where there is another list that one is meant.
+    found = [
+        ("encoder" not in where.lower(), len(layers), owner, layers)
+        for where, owner, layers in lists
+        if _attend(layers)
+    ]
     if not found:
         raise UnsupportedArchitecture(
             f"{type(model).__name__}: no list of decoder layers was found, so its activations cannot be told layer from layer; see "
             "docs/adding-a-model.md"
         )
-    _, owner, layers = max(found, key=lambda one: one[0])
+    _, _, owner, layers = max(found, key=lambda one: one[:2])
     return owner, layers
 
 
-def _attends(name: str) -> bool:
-    return re.search("attn|attention", name, re.IGNORECASE) is not None
+def _attend(layers: nn.ModuleList) -> bool:
+    """Whether there is attention in one of the layers; in a hybrid model it need not be the first."""
+    if any(re.search("attn|attention", path, re.IGNORECASE) for path, _ in layers.named_modules()):
+        return True
+    from mless.models.seams import attends
+
+    return any(attends(module) for module in layers.modules())
 
 
 def activation_points(model: nn.Module, layers: list[int] | tuple[int, ...]) -> list[ActivationPoint]:
@@ -79,19 +87,27 @@ def activation_points(model: nn.Module, layers: list[int] | tuple[int, ...]) -> 
 def _point(family: str, layer: int, block: nn.Module) -> ActivationPoint:
     found: list[tuple[str, nn.Module]] = []
     for path, module in block.named_modules():
-        parts = path.split(".")
-        if _CALLED.fullmatch(parts[-1]) and not any(_ELSEWHERE.search(part) for part in parts[:-1]):
+        where, _, name = path.rpartition(".")
+        owner = block.get_submodule(where)
+        # CTRL's stands between two matrices in a list and has no name.
+        called = _CALLED.fullmatch(name) or (isinstance(owner, nn.Sequential) and isinstance(module, _PLAIN))
+        # Nemotron-H calls all of a layer's parts mixer, its MLPs too.
+        mlp = where == "mixer" and type(owner).__name__.endswith("MLP")
+        if called and (mlp or not _ELSEWHERE.search(where)):
             found.append((path, module))
     experts = [
         path
         for path, module in block.named_modules()
-        if hasattr(module, "has_gate") and hasattr(module, "is_transposed")
+        if (hasattr(module, "has_gate") and hasattr(module, "is_transposed")) or path.split(".")[-1] == "experts"
     ]
     if experts:
         raise UnsupportedArchitecture(
             f"{family}: layer {layer} is a mixture of experts ({experts[0]}), whose tokens share no row of activations; only layers with one MLP are "
             "measured and changed: choose others with --layers"
         )
+    # Gemma 3n and 4 have another one in the layer itself, for what each layer adds of the input.
+    if len(found) > 1 and len(inner := [one for one in found if "." in one[0]]) == 1:
+        found = inner
     if len(found) != 1:
         what = (
             "no module for the MLP's non-linearity"

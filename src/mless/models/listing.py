@@ -8,6 +8,7 @@ from mless.errors import MlessError
 from mless.models.adapters import FAMILIES
 from mless.models.loading import describe, load_tokenizer
 from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_notes, embedded_file, unheard
+from mless.values import format_numbers
 
 
 def at_hand() -> dict[str, str]:
@@ -44,7 +45,9 @@ def profile(
         "family": FAMILIES[described.family].label
         if described.family in FAMILIES
         else f"{described.family} (no row; the proofs decide)",
-        "layers": described.layers,
+        "layers": described.layers
+        if len(attending := described.attending()) == described.layers
+        else f"{described.layers}, of which {format_numbers(attending)} attend",
         "heads": described.heads,
         "key/value heads": getattr(config, "num_key_value_heads", described.heads),
         "context": described.context,

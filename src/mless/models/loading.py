@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import json
 import math
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from mless.models.adapters import family_of
 from mless.models.converting import FP32_PARAMETERS
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
 from mless.models.quiet import quiet_transformers
+from mless.models.seams import among, attention_layers
 from mless.values import parse_numbers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
@@ -82,6 +85,26 @@ class Description:
     heads: int
     context: int
     family: str
+
+    def attending(self, asked: Sequence[int] | None = None) -> list[int]:
+        """The layers asked for, by default all that attend (not all do in a hybrid model); one that does not is refused by name."""
+        return among(self._attending, asked, self.source.label)
+
+    @cached_property
+    def _attending(self) -> list[int]:
+        """Found in a model without weights."""
+        every = list(range(1, self.layers + 1))
+        if getattr(self.config, "auto_map", None):
+            return every  # code from elsewhere is not run for this; what it does shows when its layers are asked for
+        from transformers import AutoModel
+
+        config = copy.deepcopy(self.config)
+        kind: Any = _text_class(config, head=False)
+        try:
+            with torch.device("meta"), quiet_transformers():
+                return attention_layers(kind(config) if kind else AutoModel.from_config(config))
+        except (*_BUILD_FAULTS, UnsupportedArchitecture):
+            return every  # loading and measuring it will say why
 
 
 def describe(name: str, *, trust_remote_code: bool = False, say: Say = unheard, step: Step = unheard) -> Description:
@@ -300,8 +323,10 @@ def _load_layers(
 ) -> Any:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
-    wanted = _wanted(weight_map, count, described.layers, head=head)
-    kept = _dtype(dtype, device, source, wanted)
+    # transformers finds torchao's tensors by the names they were saved under, so such a model is read whole and its decoder taken out of it.
+    whole_class = head or _quantised_by(config) == "torchao"
+    wanted = _wanted(weight_map, count, described.layers, head=whole_class)
+    kept = _dtype(dtype, device, source, wanted, config)
     _cut(config, count)
     config.dtype = kept
     # transformers logs what it could not place; here it is read from the loading report instead, and refused.
@@ -310,8 +335,10 @@ def _load_layers(
     options |= {"ignore_mismatched_sizes": True}
     if any(re.match(_TEXT_PART, key) for key in wanted):
         # Of a model that also sees, the text part alone; its head stands beside it.
-        inner = {_TEXT_HEAD: "lm_head.", _TEXT_PART: "model."} if head else {_TEXT_PART: ""}
+        inner = {_TEXT_HEAD: "lm_head.", _TEXT_PART: "model."} if whole_class else {_TEXT_PART: ""}
         options["key_mapping"] = inner
+    elif not whole_class and _text_class(config, whole_class):
+        options["key_mapping"] = {r"^model\.": ""}
     with tempfile.TemporaryDirectory(prefix="mless-") as view:
         # A view of the checkpoint that names only what is needed; transformers then opens nothing else.
         folder = Path(view)
@@ -326,7 +353,7 @@ def _load_layers(
         # It names the tokens that end an answer, sometimes more of them than the tokenizer does.
         if head and (source.folder / "generation_config.json").exists():
             (folder / "generation_config.json").symlink_to((source.folder / "generation_config.json").resolve())
-        model, info = _build(source, folder, options, head, step)
+        model, info = _build(source, folder, options, whole_class, step)
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UnsupportedArchitecture(
@@ -342,19 +369,28 @@ def _load_layers(
         # The final norm belongs after the last layer; a cut model gives its last layer's hidden states as they are.
         for path in [path for path, _ in model.named_modules() if _FINAL_NORM.search(f"{path}.weight")]:
             model.set_submodule(path, nn.Identity())
+    if whole_class and not head:
+        model = getattr(model, model.base_model_prefix)
     return model.eval().to(device)
+
+
+def _quantised_by(config: Any) -> str | None:
+    settings = getattr(config, "quantization_config", None) or {}
+    return settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
 
 
 def _build(source: Source, folder: Path, options: dict[str, Any], head: bool, step: Step) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoModel, AutoModelForCausalLM
 
-    auto: Any = AutoModelForCausalLM if head else AutoModel
+    auto: Any = _text_class(options["config"], head) or (AutoModelForCausalLM if head else AutoModel)
 
     def placed(done: int, of: int) -> None:
         step(f"loading {source.label}, weights", done, of)
 
     fault: Exception | None = None
-    for attention in ("sdpa", "eager"):
+    # SDPA knows no soft cap; some versions of transformers refuse it then, and others leave the cap out.
+    capped = getattr(options["config"], "attn_logit_softcapping", None) is not None
+    for attention in ("eager",) if capped else ("sdpa", "eager"):
         try:
             with quiet_transformers(placed):
                 return auto.from_pretrained(folder, attn_implementation=attention, **options)
@@ -366,6 +402,20 @@ def _build(source: Source, folder: Path, options: dict[str, Any], head: bool, st
     raise UnsupportedArchitecture(
         f"{source.name!r} could not be built: {_first_line(fault)}; see docs/adding-a-model.md"
     ) from fault
+
+
+def _text_class(config: Any, head: bool) -> Any:
+    """The class of a text part that transformers' own table leaves out (Llama 3.2 Vision's, Emu 3's), from its family's file."""
+    from transformers import MODEL_MAPPING, PreTrainedModel
+
+    home = type(config).__module__
+    if type(config) in MODEL_MAPPING or not home.startswith("transformers.models."):
+        return None
+    there = vars(importlib.import_module(home.replace(".configuration_", ".modeling_"))).values()
+    models = [one for one in there if isinstance(one, type) and issubclass(one, PreTrainedModel)]
+    ending = "ForCausalLM" if head else "TextModel"
+    found = [one for one in models if one.config_class is type(config) and one.__name__.endswith(ending)]
+    return found[0] if len(found) == 1 else None
 
 
 def _weight_map(source: Source) -> dict[str, str]:
@@ -436,11 +486,13 @@ def _cut(config: Any, count: int) -> None:
     config.num_hidden_layers = count
 
 
-def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str]) -> torch.dtype:
+def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str], config: Any) -> torch.dtype:
     if asked in DTYPES:
         return DTYPES[asked]
     if asked != "auto":
         raise BadStudy(f"no dtype {asked!r}; there are: auto, {', '.join(DTYPES)}")
+    if _quantised_by(config) and isinstance(config.dtype, torch.dtype):
+        return config.dtype  # its scales were made for it
     if device.type != "cpu":
         return torch.bfloat16
     elements = 0

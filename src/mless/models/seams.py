@@ -1,17 +1,33 @@
-"""The one place where attention of ours is put into a transformers model, through its own registries, and taken out again."""
+"""Which of a model's layers attend, and the one place where attention of ours is put into it and taken out again."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Generator
+import re
+import weakref
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from mless.errors import BadStudy, UnsupportedArchitecture
+from mless.models.adapters import family_of, own_of
+from mless.values import format_numbers
+
 _serial = itertools.count(1)
+#: By model: its configs, and its modules outside the registry with their family's rows.
+_PLACES: weakref.WeakKeyDictionary[nn.Module, tuple[dict[int, Any], list[tuple[nn.Module, Any]]]] = (
+    weakref.WeakKeyDictionary()
+)
+#: Towers that read pictures or sound, beside the decoder.
+_TOWER = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
+#: A layer's place in the list of layers, for modules that do not know their number.
+_PLACE = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
 
 def configs_of(model: nn.Module) -> dict[int, Any]:
@@ -20,23 +36,97 @@ def configs_of(model: nn.Module) -> dict[int, Any]:
     return {id(config): config for config in found if hasattr(config, "_attn_implementation")}
 
 
+def registered(module: nn.Module) -> bool:
+    """Whether the module computes attention through transformers' registry. Read off its code: linear attention has like names."""
+    return _registered(type(module))
+
+
+@cache
+def _registered(kind: type) -> bool:
+    # Models as such speak of the registry too, where implementations are chosen.
+    own = [one for one in kind.__mro__ if one.__module__ not in ("transformers.modeling_utils", nn.Module.__module__)]
+    methods = [inspect.unwrap(what) for one in own for what in vars(one).values() if inspect.isfunction(what)]
+    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
+
+
+def attends(module: nn.Module) -> bool:
+    """Whether the module computes softmax attention over its own tokens in a way that ours can take the place of."""
+    return (registered(module) and "Cross" not in type(module).__name__) or own_of(module) is not None
+
+
+def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
+    """The decoder's softmax attention modules by layer, numbered from 1. Other layers of a hybrid model are not among them.
+
+    One module may serve several layers, and is then called by them in order.
+    """
+    told = family_of(getattr(getattr(model, "config", None), "model_type", "")).layers
+    if told is not None:
+        return told(model)
+    found: dict[int, nn.Module] = {}
+    places = [
+        (path, module)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if attends(module) and not _TOWER.search(path)
+    ]
+    for path, module in places:
+        number = getattr(module, "layer_idx", None)
+        shared = sum(other is module for _, other in places) > 1
+        if shared or not isinstance(number, int) or number < 0:
+            place = _PLACE.search(path)
+            number = int(place[1]) if place else None
+        if number is not None:
+            found.setdefault(number + 1, module)
+    if not found:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__}: no attention modules were found that have a layer number and compute through transformers' attention "
+            "registry, and its family has no row that says how to reach them; see docs/adding-a-model.md"
+        )
+    return dict(sorted(found.items()))
+
+
+def attention_layers(model: nn.Module, asked: Sequence[int] | None = None) -> list[int]:
+    """The layers asked for, by default all that have attention; one that has none is refused by name."""
+    return among(list(attention_modules(model)), asked, type(model).__name__)
+
+
+def among(there: list[int], asked: Sequence[int] | None, name: str) -> list[int]:
+    for layer in asked or ():
+        if layer not in there:
+            raise BadStudy(
+                f"layer {layer} of {name} is no softmax attention, so nothing can be received there; its attention layers are "
+                f"{format_numbers(there)} (numbered from 1): choose among them with --layers"
+            )
+    return there if asked is None else list(asked)
+
+
 @contextmanager
 def own_attention(model: nn.Module, attention: Callable[..., Any], mask: Callable[..., Any]) -> Generator[None]:
     """Inside the block the model computes attention by `attention` with masks by `mask`.
 
-    Both at once: an attention name without a mask entry silently loses causality. The model and both registries are as before once the
-    block is left, by whatever road.
+    Both at once: an attention name without a mask entry silently loses causality. Modules outside the registry are reached by their
+    family's row. The model and both registries are as before once the block is left, by whatever road.
     """
     name = f"mless-{next(_serial)}"
-    configs = configs_of(model)
+    # A decoding step enters here for every token, and a look at every module would cost more than a small layer.
+    if model not in _PLACES:
+        rows = [(module, own) for module in model.modules() if not registered(module) and (own := own_of(module))]
+        _PLACES[model] = (configs_of(model), rows)
+    configs, rows = _PLACES[model]
     before = {key: config._attn_implementation for key, config in configs.items()}
+    replaced: list[tuple[nn.Module, str]] = []
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, mask)
     try:
         for config in configs.values():
             config._attn_implementation = name
+        for module, own in rows:
+            if own.method not in vars(module):
+                setattr(module, own.method, partial(own.function, attention, module))
+                replaced.append((module, own.method))
         yield
     finally:
+        for module, method in replaced:
+            delattr(module, method)
         for key, config in configs.items():
             config._attn_implementation = before[key]
         # The registries offer no way to take a global name out again.

@@ -17,8 +17,12 @@ class AttentionMeasurement:
         self.measures = "attention"
         self.unit_tables: tuple[str, ...] = ("dilution", "attention")
         self.tables: tuple[str, ...] = ("prompts", *self.unit_tables, "retained")
-        self.unit_format = 1
-        self.implementations = {"forward": "sdpa", "received": "streaming"}
+        self.unit_format = 2
+        self._kernels: set[str] = set()
+
+    @property
+    def implementations(self) -> dict[str, str | list[str]]:
+        return {"forward": "sdpa", "received": sorted(self._kernels)}
 
     def prove(self, bench: Bench) -> dict[str, Any]:
         from mless.proofs import prove
@@ -35,6 +39,7 @@ class AttentionMeasurement:
         for attention in received(
             bench.model, batch, layers=bench.layers, heads=bench.some_heads, batch_size=len(batch)
         ):
+            self._kernels.update(attention.computed_by.values())
             yield tables.unit_tables(attention, bench.names)
 
     def finish(self, bench: Bench) -> None:

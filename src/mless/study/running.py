@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -95,7 +95,11 @@ class Measurement(Protocol):
     tables: tuple[str, ...]
     #: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
     unit_format: int
-    implementations: dict[str, str]
+
+    @property
+    def implementations(self) -> Mapping[str, str | list[str]]:
+        """What computes; a list gathers what `units` was computed by so far."""
+        ...
 
     def prove(self, bench: Bench) -> dict[str, Any]:
         """Check the instrument on this model before anything is stored; what is returned goes into study.json under proofs."""
@@ -160,6 +164,9 @@ def run_study(
     task, items = spec.load_items()
     described = describe(spec.model, trust_remote_code=trust_remote_code, say=told.say, step=told.step)
     layers = parse_numbers(spec.layers, described.layers, "layer")
+    if spec.activations is None:
+        # Not every layer of a hybrid model attends.
+        layers = described.attending(None if spec.layers.strip() == "all" else layers)
     heads = parse_numbers(spec.heads, described.heads, "head")
     check_arm(conditions, described.layers)
     for condition in conditions:
@@ -267,7 +274,7 @@ def _compute(
         "heads": heads,
         "seeds": {"study": spec.seed},
         "device": {"kind": str(model.device), "dtype": model.dtype},
-        "implementations": measurement.implementations,
+        "implementations": dict(measurement.implementations),
         "proofs": proofs,
         "trust_remote_code": trust_remote_code,
         "versions": versions(),
@@ -278,10 +285,18 @@ def _compute(
         again = folder.manifest()
         if again is not None:
             check_same(folder, again, identity)
+            about["implementations"] = _together(again.get("implementations", {}), measurement.implementations)
         if again is None or again.get("complete"):
             folder.write_manifest(about)
+
+        def note() -> None:
+            used = _together(about["implementations"], measurement.implementations)
+            if used != about["implementations"]:
+                about["implementations"] = used
+                folder.write_manifest(about)
+
         try:
-            computed = _run_units(measurement, bench)
+            computed = _run_units(measurement, bench, note)
         except BadAttention:
             # What would mend it (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
             if again is None:
@@ -314,7 +329,18 @@ def check_arm(conditions: Sequence[Condition], layers: int) -> None:
                 )
 
 
-def _run_units(measurement: Measurement, bench: Bench) -> int:
+def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
+    """What computed a folder's numbers, in all runs that had a part in them."""
+    found: dict[str, str | list[str]] = {}
+    for what, by in now.items():
+        before = stored.get(what, [])
+        before = [before] if isinstance(before, str) else before
+        found[what] = by if isinstance(by, str) else sorted({*before, *by})
+    return found
+
+
+def _run_units(measurement: Measurement, bench: Bench, note: Callable[[], None]) -> int:
+    """`note` records what computes, before anything that it computed is stored."""
     total = sum(map(len, bench.prompts.values()))
     done = computed = 0
     size = bench.spec.batch_size
@@ -329,6 +355,7 @@ def _run_units(measurement: Measurement, bench: Bench) -> int:
                     batch = [rows[n] for n in numbers]
                     try:
                         for key, unit in zip(unit_keys, measurement.units(bench, condition, batch), strict=True):
+                            note()
                             bench.folder.write_unit(unit, key)
                             computed += 1
                     except BadAttention as fault:

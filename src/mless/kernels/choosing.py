@@ -1,0 +1,71 @@
+"""Which implementation serves a call: the quickest that is right for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mless.kernels import streaming
+from mless.kernels.signature import Intervals, Sums, Visible
+
+Implementation = Literal["streaming", "triton", "hopper"]
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plain: bool = True) -> Implementation:
+    """`plain`: nothing but a scale is done to the scores (no soft cap, no bias)."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _HAS_TRITON or not (q.is_cuda or interpreted) or not isinstance(visible, Intervals) or sets.shape[1] > 2:
+        return "streaming"
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or q.shape[2] == 0:
+        return "streaming"
+    if interpreted and q.dtype == torch.bfloat16:
+        return "streaming"  # Triton's interpreter multiplies bf16 numbers by their bits (triton-lang/triton#11584)
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "streaming"  # Triton builds for Ampere and later
+    if not interpreted and plain and visible.whole:
+        from mless.kernels import received_hopper
+
+        if received_hopper.fits(q, k):
+            return "hopper"
+    return "triton"
+
+
+@torch.no_grad()  # sums are measured, not trained: a graph would keep every layer's queries alive
+def received(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    *,
+    scale: float,
+    visible: Visible,
+    sets: Bool[Tensor, "batch sets queries"],
+    spans: Int[Tensor, "batch keys"],
+    n_spans: int,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
+    lse: Float[Tensor, "batch heads queries"] | None = None,
+) -> Sums:
+    """Sums of attention received per key, by query set, and mass by span.
+
+    The queries are the last of the keys' tokens. A second set must be a part of the first. `lse` is the forward's own log-sum-exp of each
+    query's scores (a learned sink in it), in fp32; without it one more pass computes it. Where both sets are one (an expanded tensor),
+    it is summed once.
+    """
+    score: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "bias": bias}
+    chosen = implementation(q, k, visible, sets, plain=softcap is None and bias is None)
+    if chosen == "streaming":
+        return streaming.received(
+            q, k, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans, lse=lse, **score
+        )  # fmt: skip
+    from mless.kernels import received_triton
+
+    assert isinstance(visible, Intervals)
+    return received_triton.received(
+        q, k, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans, lse=lse, quick=chosen == "hopper", **score
+    )  # fmt: skip

@@ -1,0 +1,367 @@
+"""Received attention on Hopper GPUs, written with the chip's own instructions: tiles come by TMA, scores by asynchronous wgmma.
+
+The sum needs one exponential per score and one multiplication of matrices, which on this chip take about as long as each other. So several
+warp groups work on a multiprocessor, and while one takes exponentials the tensor cores multiply for another. Scores are held as queries ×
+keys, so that a query's log-sum-exp is two numbers of a thread and a key's sum is added up inside a thread; threads meet at the end only.
+
+Two arrangements, the same additions in the same order and so the same bits: short prompts have programs of one warp group, three of
+which fit on a multiprocessor; for long ones three warp groups with a block of keys each share the tiles of queries that a fourth fetches.
+benchmarks/README.md says what each try gave.
+"""
+
+# pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportReturnType=false
+# (a jitted function is Triton's language rather than Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+except ImportError:  # an older Triton, or one that has moved what is experimental here
+    gluon = None
+
+_LOG2E = 1.4426950408889634
+#: Queries in a tile, and by head size the keys of a warp group and the tiles that are fetched ahead.
+_BM = 64
+_SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
+#: From how many keys on sharing the tiles among three warp groups is quicker, for which head sizes it fits, and with how many tiles ahead.
+_LONG = 16384
+_SHARED = {64: 6, 128: 4}
+#: Heads that long prompts take side by side.
+_SIDE = 2
+
+
+def fits(q: Tensor, k: Tensor) -> bool:
+    """Whether these kernels can serve: a Hopper GPU, 16-bit floats, a head size they know, a Triton that can write them."""
+    return (
+        gluon is not None
+        and q.is_cuda
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and q.shape[-1] in _SHAPES
+        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and max(q.shape[0] * max(q.shape[1] * q.shape[2], k.shape[1] * k.shape[2]), k.shape[2]) < 1 << 31
+    )
+
+
+def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of each set, and each key's own share of its own attention in the last; causal, no key hidden."""
+    batch, heads, queries, dim = q.shape
+    keys, n_sets = k.shape[2], members.shape[1]
+    out = torch.empty(batch, n_sets, heads, keys, device=q.device)
+    own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are no query of this call stay 0
+    # In base 2; a query that is no member has none left of anything.
+    level = (lse * _LOG2E).masked_fill_(~members[:, :1], torch.inf)
+    weights = members[:, -1].float()
+    # After its last member a row has nothing to add.
+    at = torch.arange(1, queries + 1, device=q.device, dtype=torch.int32)
+    ends = (members[:, 0] * at).amax(-1).int()
+    long = keys >= _LONG and dim in _SHARED
+    bn, buffers = (128, _SHARED[dim]) if long else _SHAPES[dim]
+    q_desc, q_at = _described(q, _BM)
+    k_desc, k_at = _described(k, bn)
+    # Programs start in the order of their numbers: heads side by side, and of each the first keys first, which have the most to add.
+    # All heads together balance best; a few at a time find more of the queries in the cache.
+    side = min(_SIDE, batch * heads) if long else batch * heads
+    numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], side, batch * heads, *q_at, *k_at)
+    pointers = (q_desc, k_desc, level, weights, ends, out, own)
+    constants = {"SETS": n_sets, "BM": _BM, "BN": bn, "D": dim, "NBUF": buffers}
+    if long:
+        grid = (batch * heads * triton.cdiv(keys, 3 * bn),)
+        _long[grid](*pointers, *numbers, **constants, num_warps=4)
+    else:
+        grid = (batch * heads * triton.cdiv(keys, bn),)
+        _short[grid](*pointers, *numbers, **constants, num_warps=4, maxnreg=168)
+    return out, own
+
+
+def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
+    """A table of rows for TMA, and how many rows a batch row and a head are apart, and how many columns a head is."""
+    batch, heads, tokens, dim = x.shape
+    layout = gl.NVMMASharedLayout.get_default_for([rows, dim], gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
+    turned = x.transpose(1, 2)
+    if turned.is_contiguous() and x.data_ptr() % 16 == 0:
+        # As models leave it: one row per token, its heads side by side.
+        shape = [batch * tokens, heads * dim]
+        return TensorDescriptor(turned, shape, [heads * dim, 1], [rows, dim], layout), (tokens, 0, dim)
+    x = x.contiguous() if x.data_ptr() % 16 == 0 else x.contiguous().clone()
+    shape = [batch * heads * tokens, dim]
+    return TensorDescriptor(x, shape, [dim, 1], [rows, dim], layout), (heads * tokens, tokens, 0)
+
+
+if gluon is not None:
+
+    @gluon.jit
+    def _exp2(x):
+        # With .ftz: without it every value is scaled and scaled back for numbers too small to matter here.
+        return gl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+        )
+
+    @gluon.jit
+    def _fold(p, BM: gl.constexpr, BN: gl.constexpr):
+        """The sum over the two rows that a thread holds of a tile, which moves nothing between threads."""
+        return gl.sum(gl.reshape(p, (BM // 16, 2, 8, BN)), axis=1)
+
+    @gluon.jit
+    def _total(folded, WARPS: gl.constexpr):
+        line: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+        return gl.convert_layout(gl.sum(gl.sum(folded, 0), 0), line)
+
+    @gluon.jit
+    def _levels(levels, weights, rows, left, SETS: gl.constexpr):
+        """By query: its log-sum-exp in base 2, infinite where it is no member; and its weight in the second set."""
+        there = rows < left
+        level = gl.load(levels + rows, mask=there, other=float("inf"))
+        second = level
+        if SETS == 2:
+            second = gl.load(weights + rows, mask=there, other=0.0)
+        return level, second
+
+    @gluon.jit
+    def _diagonal(
+        s, level, second, places, keys, own, count, a, b, c, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr
+    ):
+        """A tile with scores on both sides of the diagonal; what lies on it is stored, weighted as the last set is.
+
+        Places and keys are counted from the first key, of which there are `count`.
+        """
+        p = _exp2(s * c - level[:, None])
+        later = gl.where(places[:, None] > keys[None, :], p, 0.0)
+        a += _fold(later, BM, BN)
+        mine = gl.where(places[:, None] == keys[None, :], p, 0.0)
+        if SETS == 2:
+            b += _fold(later * second[:, None], BM, BN)
+            mine = mine * second[:, None]
+        # A key meets itself in one tile.
+        line: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        at = gl.min(keys, 0) + gl.arange(0, BN, line)
+        met = gl.min(places, 0)
+        gl.store(own + at, _total(_fold(mine, BM, BN), 4), mask=(at >= met) & (at < met + BM) & (at < count))
+        return a, b
+
+    @gluon.jit
+    def _full(s, level, second, a, b, c, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+        p = _exp2(s * c - level[:, None])
+        a += _fold(p, BM, BN)
+        if SETS == 2:
+            b += _fold(p * second[:, None], BM, BN)
+        return a, b
+
+    @gluon.jit
+    def _turn(side, pairs, blocks):
+        """Which batch row and head a program is for, and which block of keys."""
+        index = gl.program_id(0)
+        group = index // (side * blocks)
+        inside = index % (side * blocks)
+        # The last group may be smaller.
+        width = gl.minimum(side, pairs - group * side)
+        return group * side + inside % width, inside // width
+
+    @gluon.jit
+    def _placed(index, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first):
+        """Where a program's tiles lie, from its batch row and head and its first key."""
+        b = index // heads
+        h = index % heads
+        kv = h // groups
+        # The first query that is not before the first key.
+        begin = gl.maximum(first - (keys - queries), 0)
+        return (
+            b, h, begin,
+            b * q_row_b + h * q_row_h + begin, h * q_col_h, b * k_row_b + kv * k_row_h + first, kv * k_col_h,
+        )  # fmt: skip
+
+    # ---- short: a program is one warp group
+
+    @gluon.jit
+    def _short(
+        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, pairs,
+        q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
+        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
+    ):  # fmt: skip
+        mma: gl.constexpr = gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BN, 16]
+        )
+        DIAGONAL: gl.constexpr = BN // BM
+        pair, block = _turn(side, pairs, gl.cdiv(keys, BN))
+        first = block * BN
+        b, h, begin, q_row, q_col, k_row, k_col = _placed(
+            pair, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first
+        )
+        left = gl.load(ends + b) - begin
+        ahead = keys - queries + begin - first
+        k_tile = gl.allocate_shared_memory(q_desc.dtype, [BN, D], k_desc.layout)
+        q_tiles = gl.allocate_shared_memory(q_desc.dtype, [NBUF, BM, D], q_desc.layout)
+        ready = gl.allocate_shared_memory(gl.int64, [NBUF, 1], mbarrier.MBarrierLayout())
+        k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(NBUF):
+            mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(k_ready, count=1)
+        zero = gl.zeros((BM, BN), gl.float32, mma)
+        a = _fold(zero, BM, BN)
+        b_sum = a
+        tiles = gl.where(left > 0, gl.maximum(gl.cdiv(left, BM), DIAGONAL), 0)
+        line: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
+        column = gl.arange(0, BN, line)
+        there = first + column < keys
+        if tiles > 0:
+            mbarrier.expect(k_ready, BN * D * 2)
+            tma.async_copy_global_to_shared(k_desc, [k_row, k_col], k_ready, k_tile)
+            for i in gl.static_range(NBUF):
+                mbarrier.expect(ready.index(i), BM * D * 2, pred=i < tiles)
+                tma.async_copy_global_to_shared(
+                    q_desc, [q_row + i * BM, q_col], ready.index(i), q_tiles.index(i), pred=i < tiles
+                )
+            rows = gl.arange(0, BM, gl.SliceLayout(1, mma))
+            places = gl.arange(0, BN, gl.SliceLayout(0, mma))
+            levels += (b * heads + h) * queries + begin
+            weights += b * queries + begin
+            own += (b * heads + h) * keys + first
+            mbarrier.wait(k_ready, 0)
+            turned = k_tile.permute((1, 0))
+            for t in range(DIAGONAL):
+                mbarrier.wait(ready.index(t % NBUF), (t // NBUF) & 1)
+                s = warpgroup_mma(q_tiles.index(t % NBUF), turned, zero, use_acc=False, is_async=True)
+                level, second = _levels(levels, weights, t * BM + rows, left, SETS)
+                s = warpgroup_mma_wait(0, [s])
+                mbarrier.expect(ready.index(t % NBUF), BM * D * 2, pred=t + NBUF < tiles)
+                tma.async_copy_global_to_shared(
+                    q_desc, [q_row + (t + NBUF) * BM, q_col], ready.index(t % NBUF), q_tiles.index(t % NBUF), pred=t + NBUF < tiles
+                )  # fmt: skip
+                a, b_sum = _diagonal(
+                    s, level, second, ahead + t * BM + rows, places, own, keys - first, a, b_sum, c, SETS, BM, BN
+                )
+            slot = gl.to_tensor(DIAGONAL % NBUF)
+            phase = gl.to_tensor(DIAGONAL // NBUF)
+            for t in range(DIAGONAL, tiles):
+                mbarrier.wait(ready.index(slot), phase)
+                s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
+                level, second = _levels(levels, weights, t * BM + rows, left, SETS)
+                s = warpgroup_mma_wait(0, [s])
+                mbarrier.expect(ready.index(slot), BM * D * 2, pred=t + NBUF < tiles)
+                tma.async_copy_global_to_shared(
+                    q_desc, [q_row + (t + NBUF) * BM, q_col], ready.index(slot), q_tiles.index(slot), pred=t + NBUF < tiles
+                )  # fmt: skip
+                a, b_sum = _full(s, level, second, a, b_sum, c, SETS, BM, BN)
+                wrapped = slot == NBUF - 1
+                slot = gl.where(wrapped, 0, slot + 1)
+                phase = gl.where(wrapped, phase ^ 1, phase)
+        out += (b * SETS * heads + h) * keys + first
+        gl.store(out + column, _total(a, num_warps), mask=there)
+        if SETS == 2:
+            gl.store(out + heads * keys + column, _total(b_sum, num_warps), mask=there)
+
+    # ---- long: three warp groups that add, one that fetches
+
+    @gluon.jit
+    def _fetch(
+        q_desc, k_desc, q_tiles, k_tiles, ready, free, k_ready, tiles, q_row, q_col, k_row, k_col,
+        BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr,
+    ):  # fmt: skip
+        mbarrier.expect(k_ready, 3 * BN * D * 2)
+        for i in gl.static_range(3):
+            tma.async_copy_global_to_shared(k_desc, [k_row + i * BN, k_col], k_ready, k_tiles.index(i))
+        for t in range(tiles):
+            slot = t % NBUF
+            mbarrier.wait(free.index(slot), ((t // NBUF) & 1) ^ 1)
+            mbarrier.expect(ready.index(slot), BM * D * 2)
+            tma.async_copy_global_to_shared(q_desc, [q_row + t * BM, q_col], ready.index(slot), q_tiles.index(slot))
+
+    @gluon.jit
+    def _scored(
+        t, q_tiles, turned, ready, free, levels, weights, left,
+        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
+    ):  # fmt: skip
+        mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+        rows = t * BM + gl.arange(0, BM, gl.SliceLayout(1, mma))
+        zero = gl.zeros((BM, BN), gl.float32, mma)
+        level, second = _levels(levels, weights, rows, left, SETS)
+        slot = t % NBUF
+        mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
+        s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, [s])
+        mbarrier.arrive(free.index(slot), count=1)
+        return s, level, second, rows
+
+    @gluon.jit
+    def _add(
+        q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c,
+        WHICH: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
+    ):  # fmt: skip
+        mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+        # Each begins with the tile of its own first key: the same additions as in the short arrangement, unless a cache's length is no multiple
+        # of a tile.
+        before = gl.maximum(WHICH * BN - ahead, 0) // BM
+        diagonal = gl.cdiv(gl.maximum((WHICH + 1) * BN - ahead, 0), BM)
+        places = WHICH * BN + gl.arange(0, BN, gl.SliceLayout(0, mma))
+        a = _fold(gl.zeros((BM, BN), gl.float32, mma), BM, BN)
+        b = a
+        turned = k_tiles.index(WHICH).permute((1, 0))
+        for t in range(gl.minimum(before, tiles)):
+            mbarrier.wait(ready.index(t % NBUF), (t // NBUF) & 1)
+            mbarrier.arrive(free.index(t % NBUF), count=1)
+        mbarrier.wait(k_ready, 0)
+        for t in range(before, gl.minimum(diagonal, tiles)):
+            s, level, second, rows = _scored(t, q_tiles, turned, ready, free, levels, weights, left, SETS, BM, BN, NBUF)
+            a, b = _diagonal(s, level, second, ahead + rows, places, own, count, a, b, c, SETS, BM, BN)
+        for t in range(diagonal, tiles):
+            s, level, second, _ = _scored(t, q_tiles, turned, ready, free, levels, weights, left, SETS, BM, BN, NBUF)
+            a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
+        totals.index(WHICH * SETS).store(_total(a, 4))
+        if SETS == 2:
+            totals.index(WHICH * SETS + 1).store(_total(b, 4))
+
+    @gluon.jit
+    def _long(
+        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, pairs,
+        q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
+        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
+    ):  # fmt: skip
+        pair, block = _turn(side, pairs, gl.cdiv(keys, 3 * BN))
+        first = block * (3 * BN)
+        b, h, begin, q_row, q_col, k_row, k_col = _placed(
+            pair, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first
+        )
+        left = gl.load(ends + b) - begin
+        ahead = keys - queries + begin - first
+        k_tiles = gl.allocate_shared_memory(q_desc.dtype, [3, BN, D], k_desc.layout)
+        q_tiles = gl.allocate_shared_memory(q_desc.dtype, [NBUF, BM, D], q_desc.layout)
+        totals = gl.allocate_shared_memory(gl.float32, [3 * SETS, BN], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        ready = gl.allocate_shared_memory(gl.int64, [NBUF, 1], mbarrier.MBarrierLayout())
+        free = gl.allocate_shared_memory(gl.int64, [NBUF, 1], mbarrier.MBarrierLayout())
+        k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(NBUF):
+            mbarrier.init(ready.index(i), count=1)
+            mbarrier.init(free.index(i), count=3)
+        mbarrier.init(k_ready, count=1)
+        tiles = gl.where(left > 0, gl.cdiv(left, BM), 0)
+        levels += (b * heads + h) * queries + begin
+        weights += b * queries + begin
+        own += (b * heads + h) * keys + first
+        count = keys - first
+        # Registers: the launch gives every thread 128; the fetching warps give most of theirs back to those that add.
+        gl.warp_specialize(
+            [
+                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 0, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 1, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 2, SETS, BM, BN, NBUF)),
+                (_fetch, (q_desc, k_desc, q_tiles, k_tiles, ready, free, k_ready, tiles, q_row, q_col, k_row, k_col, BM, BN, D, NBUF)),
+            ],
+            [4, 4, 1],
+            [152, 152, 40],
+        )  # fmt: skip
+        line: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
+        column = gl.arange(0, BN, line)
+        out += (b * SETS * heads + h) * keys
+        for i in gl.static_range(3):
+            place = first + i * BN + column
+            for which in gl.static_range(SETS):
+                total = totals.index(i * SETS + which).load(line)
+                gl.store(out + which * heads * keys + place, total, mask=place < keys)
