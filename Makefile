@@ -19,7 +19,7 @@ help:
 	@echo "make test-lm-eval  the lmeval tier: lm-evaluation-harness beside mless, in .venv"
 	@echo "make test-inspect  the inspect tier: Inspect with mless as its model provider, in .venv-inspect"
 	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
-	@echo "make bench         what ARM costs; needs a CUDA device"
+	@echo "make bench         what ARM, received attention and generation cost; needs a CUDA device"
 	@echo "make pictures      make the README's pictures anew (docs/pictures)"
 
 demo: install
@@ -103,6 +103,8 @@ docs: test-install
 PICTURE := $(BIN)/mless figure --model smollm2 --format png --out docs/pictures
 bench: install
 	$(BIN)/python benchmarks/arm.py
+	$(BIN)/python benchmarks/received.py
+	$(BIN)/python benchmarks/generation.py
 
 pictures: demo
 	$(BIN)/mless figure attention results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures

@@ -193,14 +193,13 @@ def test_a_much_longer_neighbour_is_not_noticed_in_fp32() -> None:
 def test_a_decoding_that_is_not_the_models_own_is_found_out(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = HfEngine._row
+    real = HfEngine._set
 
-    def one_position_on(self: HfEngine, request: Request, slot: int) -> Any:
-        row = real(self, request, slot)
-        row.position += 7
-        return row
+    def some_positions_on(self: HfEngine, group: Any, slots: Any) -> None:
+        real(self, group, slots)
+        self._positions[torch.tensor(slots)] += 7
 
-    monkeypatch.setattr(HfEngine, "_row", one_position_on)
+    monkeypatch.setattr(HfEngine, "_set", some_positions_on)
     with (
         HfEngine(llama, length=140, slots=8) as engine,
         pytest.raises(ProofFailed, match="other logits than the model's own forward"),

@@ -11,7 +11,7 @@ import functools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -23,10 +23,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
-from mless.engines.slots import Beginning, Layout, SlotCache, has_experts, row_by_row_experts, slot_attention
+from mless.engines.quick import quick_steps
+from mless.engines.slots import (
+    Beginning,
+    Layout,
+    SlotCache,
+    has_experts,
+    quick_here,
+    row_by_row_experts,
+    slot_attention,
+)
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.redistribution import ArmHandle, attached
@@ -37,8 +45,8 @@ Mode = Literal["row-stable", "batch-invariant"]
 _CHUNK, _BUCKET = 32, 64
 #: Rows of one matrix product in batch-invariant mode.
 BLOCK = 16
-#: Rows prefilled at once: one row leaves most of a GPU idle, and on a CPU reads all weights for a few dozen tokens.
-_PREFILL_ROWS = {"cuda": 8, "cpu": 4}
+#: Tokens prefilled at once, in no more rows than the second number: a few leave most of a GPU idle, and on a CPU read all weights for little.
+_PREFILL = {"cuda": (4096, 8), "cpu": (256, 8)}
 #: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
 _PREFIXES = 32
 #: Rows side by side when the promise is shown; enough to fill a prefill.
@@ -55,12 +63,17 @@ class _Row:
 
     request: Request
     slot: int
-    #: The token that goes in next, the slot it goes to, and its position.
-    token: int
-    at: int
-    position: int
     rng: np.random.Generator
     made: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was started: whose it is, where its tokens will be, and what to wait for before reading them."""
+
+    rows: dict[int, _Row]
+    tokens: Int[Tensor, " rows"]
+    done: torch.cuda.Event | None
 
 
 class HfEngine:
@@ -93,13 +106,14 @@ class HfEngine:
                 "--max-new-tokens, or leave the longest items out"
             )
         # Prompts prefilled together would share their experts' products.
-        self._prefill_rows = 1 if has_experts(model.model) else _PREFILL_ROWS.get(model.device.type, 1)
+        self._experts = has_experts(model.model)
+        self._prefill = (1, 1) if self._experts else _PREFILL.get(model.device.type, (1, 1))
         self._layout = Layout()
         self._nursery_layout = Layout()
         self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
-        self._eos = EosTokenCriteria(sorted(_ends(model)))
+        self._ends = _ends(model)
         self._cache = SlotCache(model.layers, self.length, self._layout)  # without memory as yet
-        self._nurseries: dict[int, SlotCache] = {}
+        self._nurseries: dict[tuple[int, int], SlotCache] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
@@ -128,13 +142,19 @@ class HfEngine:
         rows: dict[int, _Row] = {}
         waiting = deque(order)
         free = list(range(self.slots))[::-1]
+        flight: _Flight | None = None
         while waiting or rows:
             room = most - len(rows)
             # On a GPU prompts are prefilled several at a time, so some slots wait for company.
-            if waiting and (room >= min(self._prefill_rows, len(waiting)) or not rows):
+            if waiting and (room >= min(self._company(waiting[0]), len(waiting)) or not rows):
                 for row in self._admit(waiting, free, room):
                     rows[row.slot] = row
-            yield from self._advance(rows, free, decoding, processors)
+            started = self._start(rows, decoding, processors)
+            # A GPU is a step ahead: it computes the next tokens while these are looked at. A row that has just ended then computes one more,
+            # which nobody reads.
+            landing, flight = (flight, started) if started.done is not None else (started, None)
+            if landing is not None:
+                yield from self._land(landing, rows, free, decoding)
 
     def about(self) -> dict[str, Any]:
         model = self._model
@@ -144,7 +164,7 @@ class HfEngine:
             "mode": self._mode,
             "slots": self.slots,
             "length": self.length,
-            "attention": "sdpa, memory-efficient" if model.device.type == "cuda" else "sdpa",
+            "attention": self._attention,
             "decode": "graph-captured" if self._graph is not None else "eager",
             "dtype": model.dtype,
             "device": model.device.type,
@@ -229,6 +249,15 @@ class HfEngine:
     ) -> None:
         self.close()
 
+    @property
+    def _attention(self) -> str:
+        if self._model.device.type != "cuda":
+            return "sdpa"
+        own = quick_here(self._tokens)
+        return (
+            "over the filled cache (own kernel), prefill by sdpa, memory-efficient" if own else "sdpa, memory-efficient"
+        )
+
     # ---- start ----------------------------------------------------------------------------------------------------------
 
     def _allocate(self) -> None:
@@ -237,6 +266,8 @@ class HfEngine:
         self._at = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._hidden = torch.zeros(rows, 2, dtype=torch.long, device=device)
+        # Two, because one is being read while the other is filled.
+        self._landed = [torch.zeros(rows, dtype=torch.long, pin_memory=device.type == "cuda") for _ in range(2)]
         self._seeds = torch.zeros(rows, dtype=torch.long, device=device)
         self._layout.at, self._layout.hidden = self._at, self._hidden
         fault: Exception | None = None
@@ -263,13 +294,14 @@ class HfEngine:
         self._graph = self._logits = None
         stream = _side_stream(self._model.device)
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._forward()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=stream):
-                self._logits = self._forward()
+            with quick_steps(self._model.model):
+                with torch.cuda.stream(stream):
+                    self._forward()
+                torch.cuda.current_stream().wait_stream(stream)
+                with torch.cuda.graph(graph, stream=stream):
+                    self._logits = self._forward()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
@@ -334,25 +366,44 @@ class HfEngine:
         new = math.ceil((len(request.token_ids) - 1 - shared) / _CHUNK) * _CHUNK
         return math.ceil((shared + new) / _BUCKET) * _BUCKET, new
 
+    def _rows(self, new: int) -> int:
+        """How many prompts with so many new tokens share a prefill; always as many, some of them dummies."""
+        tokens, most = self._prefill
+        return max(1, min(most, tokens // max(new, 1)))
+
+    def _company(self, request: Request) -> int:
+        return self._rows(self._shape(request)[1])
+
     def _admit(self, waiting: deque[Request], free: list[int], room: int) -> Iterator[_Row]:
         """Prefill up to `room` prompts, those of one shape together, and give each a slot."""
         while waiting and room > 0:
             shape = self._shape(waiting[0])
             group: list[Request] = []
-            while waiting and len(group) < min(room, self._prefill_rows) and self._shape(waiting[0]) == shape:
+            most = min(room, self._company(waiting[0]))
+            while waiting and len(group) < most and self._shape(waiting[0]) == shape:
                 group.append(waiting.popleft())
             room -= len(group)
             slots = [free.pop() for _ in group]
             self._place(group, slots, shape)
+            self._set(group, slots)
             for request, slot in zip(group, slots, strict=True):
-                yield self._row(request, slot)
+                # Counter-based: the n-th token's draw is a function of the seed and n alone.
+                rng = np.random.Generator(np.random.Philox(key=request.seed & ((1 << 64) - 1)))
+                yield _Row(request, slot, rng)
 
-    def _row(self, request: Request, slot: int) -> _Row:
-        last = len(request.token_ids) - 1
-        position = _positions(request)[-1]
-        # Counter-based: the n-th token's draw is a function of the seed and n alone.
-        rng = np.random.Generator(np.random.Philox(key=request.seed & ((1 << 64) - 1)))
-        return _Row(request, slot, request.token_ids[-1], last, position, rng)
+    @torch.inference_mode()
+    def _set(self, group: Sequence[Request], slots: Sequence[int]) -> None:
+        """What goes into these slots next: a prompt's last token. From then on each step hands its tokens to the next one itself."""
+        device = self._model.device
+        at = torch.tensor(slots, device=device)
+        for target, values in (
+            (self._tokens, [request.token_ids[-1] for request in group]),
+            (self._at, [len(request.token_ids) - 1 for request in group]),
+            (self._positions, [_positions(request)[-1] for request in group]),
+        ):
+            target[at, 0] = torch.tensor(values, device=device)
+        if self._arm is not None:
+            self._seeds[at] = torch.tensor([_arm_seed(request) for request in group], device=device)
 
     def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
         bucket, new = shape
@@ -367,11 +418,11 @@ class HfEngine:
 
     def _nurse(self, group: Sequence[Request], bucket: int, new: int) -> SlotCache:
         """Keys and values of some prompts of one shape, all but their last tokens; always the same number of rows."""
-        rows = self._prefill_rows
-        if bucket not in self._nurseries:
+        rows = self._rows(new)
+        if (bucket, rows) not in self._nurseries:
             empty = SlotCache(self._model.layers, bucket, self._nursery_layout)
-            self._nurseries[bucket] = empty.shaped_like(self._cache, rows)
-        nursery = self._nurseries[bucket]
+            self._nurseries[bucket, rows] = empty.shaped_like(self._cache, rows)
+        nursery = self._nurseries[bucket, rows]
         nursery.clear(range(rows))
         ids = torch.zeros(rows, new, dtype=torch.long)
         at = torch.arange(new).expand(rows, -1).clone()
@@ -436,7 +487,8 @@ class HfEngine:
         model = self._model.model
         if self._arm is not None:
             self._arm.rows(seeds=self._seeds, positions=self._at)
-        with torch.inference_mode(), slot_attention(model, self._layout), row_by_row_experts(model), self._products():
+        experts = row_by_row_experts(model) if self._experts else nullcontext()
+        with torch.inference_mode(), slot_attention(model, self._layout), experts, self._products():
             given = {"input_ids": self._tokens, "position_ids": self._positions, "past_key_values": self._cache}
             return model(**given, use_cache=True).logits[:, -1]
 
@@ -448,35 +500,46 @@ class HfEngine:
         else:
             yield
 
-    def _step(self, rows: Sequence[_Row]) -> Float[Tensor, "rows vocabulary"]:
-        """One token further for every row; the slots that no row is in compute something that nobody reads."""
-        tokens, at, positions = ([0] * self.slots for _ in range(3))
-        for row in rows:
-            tokens[row.slot], at[row.slot], positions[row.slot] = row.token, row.at, row.position
-        for target, values in ((self._tokens, tokens), (self._at, at), (self._positions, positions)):
-            target.copy_(torch.tensor(values)[:, None], non_blocking=True)
-        if self._arm is not None:
-            seeds = [0] * self.slots
-            for row in rows:
-                seeds[row.slot] = _arm_seed(row.request)
-            self._seeds.copy_(torch.tensor(seeds), non_blocking=True)
+    def _step(self) -> Float[Tensor, "rows vocabulary"]:
+        """The logits of every slot's next token; the slots that no row is in compute something that nobody reads."""
         if self._graph is not None:
             self._graph.replay()
             assert self._logits is not None
             return self._logits
         return self._forward()
 
-    def _advance(
-        self, rows: dict[int, _Row], free: list[int], decoding: Decoding, processors: LogitsProcessorList
-    ) -> Iterator[Reply]:
-        logits = self._step(list(rows.values()))
-        chosen = self._choose(logits, rows, decoding, processors)
-        ended = self._eos(chosen[:, None].cpu(), None).tolist()  # pyright: ignore[reportArgumentType]
-        tokens: list[int] = chosen.tolist()
-        for slot, row in list(rows.items()):
+    @torch.inference_mode()
+    def _move(self, chosen: Int[Tensor, " rows"]) -> None:
+        """One token further, on the device: no step waits for the host."""
+        self._tokens.copy_(chosen[:, None])
+        # Slots without a row go on too, but never beyond what there is.
+        self._at.add_(1).clamp_(max=self.length - 1)
+        self._positions.add_(1).clamp_(max=self._reach - 1)
+
+    def _start(self, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList) -> _Flight:
+        with torch.inference_mode():
+            chosen = self._choose(self._step(), rows, decoding, processors)
+        self._move(chosen)
+        if not chosen.is_cuda:
+            return _Flight(dict(rows), chosen, None)
+        self._landed.reverse()
+        tokens = self._landed[0]
+        tokens.copy_(chosen, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return _Flight(dict(rows), tokens, done)
+
+    def _land(self, flight: _Flight, rows: dict[int, _Row], free: list[int], decoding: Decoding) -> Iterator[Reply]:
+        if flight.done is not None:
+            flight.done.synchronize()
+        tokens: list[int] = flight.tokens.tolist()
+        for slot, row in flight.rows.items():
+            if rows.get(slot) is not row:
+                continue  # it had ended before this step was read
             token = tokens[slot]
             row.made.append(token)
-            finish: Finish | None = "stop" if ended[slot] else None
+            ended = token in self._ends
+            finish: Finish | None = "stop" if ended else None
             text: str | None = None
             if finish is None and decoding.stop:
                 text = self._stopped(row.made, decoding.stop)
@@ -484,11 +547,10 @@ class HfEngine:
             if finish is None and len(row.made) == decoding.max_new_tokens:
                 finish = "length"
             if finish is None:
-                row.token, row.at, row.position = token, row.at + 1, row.position + 1
                 continue
             del rows[slot]
             free.append(slot)
-            yield self._reply(row, finish, text, ended[slot])
+            yield self._reply(row, finish, text, ended)
 
     def _choose(
         self, logits: Tensor, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList
@@ -529,10 +591,10 @@ class HfEngine:
         rows = {row.request.key: row for row in self._admit(deque(requests), free, len(requests))}
         seen: dict[tuple[str, str, int], list[Tensor]] = {key: [] for key in rows}
         for _ in range(tokens):
-            logits = self._step(list(rows.values()))
+            logits = self._step()
             for key, row in rows.items():
                 seen[key].append(logits[row.slot].clone())
-                row.token, row.at, row.position = int(logits[row.slot].argmax()), row.at + 1, row.position + 1
+            self._move(logits.max(-1).indices)
         return [torch.stack(seen[request.key]) if tokens > 0 else torch.empty(0) for request in requests]
 
 

@@ -6,6 +6,7 @@ shapes. transformers' static cache advances all rows together; here each row has
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -21,6 +22,7 @@ from transformers.cache_utils import StaticLayer
 from mless.errors import UnsupportedArchitecture
 from mless.models.seams import configs_of, own_attention
 
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Keywords of attention calls that say nothing about the result.
 _SILENT = (
     *("position_ids", "is_causal", "sliding_window", "cache", "use_cache", "layer_idx"),
@@ -68,6 +70,11 @@ class SlotLayer(StaticLayer):
         keys, values = self.pair
         at = self._layout.at
         assert at is not None
+        if at.shape[1] == 1 and quick_here(keys):
+            from mless.kernels import decoding_triton
+
+            decoding_triton.store(key_states, value_states, keys, values, at)
+            return keys, values
         rows = torch.arange(at.shape[0], device=at.device)[:, None]
         keys[rows, :, at] = key_states.transpose(1, 2)
         values[rows, :, at] = value_states.transpose(1, 2)
@@ -133,11 +140,12 @@ class SlotCache(Cache):
 def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
     """Inside the block the model's attention and masks go by `layout`; both registries and the model are as before once it is left."""
     kept: torch.dtype = next(model.parameters()).dtype
-    with own_attention(model, _attention, partial(_mask, layout, kept)):
+    with own_attention(model, partial(_attention, layout), partial(_mask, layout, kept)):
         yield
 
 
 def _attention(
+    layout: Layout,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -156,7 +164,17 @@ def _attention(
             "and will not ignore; use --engine vllm or --engine openai"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if quick_here(key) and softcap is None and s_aux is None and layout.at is not None:
+        from mless.kernels import decoding_triton
+
+        if decoding_triton.attends(query, key, value):
+            return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
     return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
+
+
+def quick_here(held: Tensor) -> bool:
+    """Whether a decoding step's own kernels can run: a GPU that Triton builds for."""
+    return _HAS_TRITON and held.is_cuda and torch.cuda.get_device_capability(held.device) >= (8, 0)
 
 
 def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function: Any, **others: Any) -> Tensor:

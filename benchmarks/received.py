@@ -1,0 +1,330 @@
+"""What capturing received attention costs on a CUDA device: a whole forward with it over the same forward without, and the kernel alone.
+
+    python benchmarks/received.py [--shapes qwen2.5-7b] [--tokens 512x8,8192,32768,131072] [--json FILE]
+
+Correctness comes first: against fp64 given the same 16-bit queries and keys, the same bits over ten runs and for a row alone or in a batch
+of 16. Then one JSON line per row, and a table. Every head of every layer is captured; weights are random, shapes are the models'. Plain,
+ours and plain again take turns, so that a ratio is of one moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen2Config
+
+from mless import kernels
+from mless.capture import capturing
+
+SHAPES: dict[str, Any] = {
+    "qwen2.5-7b": Qwen2Config(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, vocab_size=152064,
+        max_position_embeddings=131072,
+    ),
+    "llama-3.1-8b": LlamaConfig(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256,
+        max_position_embeddings=131072,
+    ),
+    "gemma3-4b": Gemma3TextConfig(
+        hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+        vocab_size=262208, sliding_window=1024, max_position_embeddings=131072,
+    ),
+}  # fmt: skip
+
+
+def model_of(name: str, attention: str = "sdpa", layers: int | None = None) -> nn.Module:
+    config = SHAPES[name]
+    config = type(config)(
+        **{**config.to_dict(), **({"num_hidden_layers": layers, "layer_types": None} if layers else {})}
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            return AutoModel.from_config(config, attn_implementation=attention).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# ---- the gate --------------------------------------------------------------------------------------------------------
+
+
+def heads(rows: int, tokens: int, n: int = 28, kv: int = 4, dim: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as a model leaves them, with scores as large as trained heads have."""
+    made = [torch.randn(rows, tokens, h, dim, device="cuda", dtype=torch.bfloat16) for h in (n, kv, kv)]
+    return (made[0] * 2).transpose(1, 2), made[1].transpose(1, 2), made[2].transpose(1, 2)
+
+
+def summed(q: Tensor, k: Tensor, real: Tensor, lse: Tensor | None = None, two: bool = False) -> kernels.Sums:
+    starts = torch.zeros(real.shape, dtype=torch.int32, device=q.device)
+    second = real & (torch.arange(real.shape[1], device=q.device) % 3 != 0)
+    sets = torch.stack([real, second], 1) if two else real[:, None].expand(-1, 2, -1)
+    spans = torch.zeros_like(real, dtype=torch.long)
+    visible = kernels.Intervals(starts, real.shape[1], whole=True)
+    return kernels.received(
+        q, k, scale=q.shape[-1] ** -0.5, visible=visible, sets=sets, spans=spans, n_spans=1, lse=lse
+    )
+
+
+def truth(q: Tensor, k: Tensor) -> Tensor:
+    """Received attention of one row in fp64, by blocks of queries."""
+    _, n, tokens, dim = q.shape
+    out = torch.zeros(n, tokens, dtype=torch.float64, device=q.device)
+    for h in range(n):
+        key = k[0, h * k.shape[1] // n].double()
+        for first in range(0, tokens, 2048):
+            at = torch.arange(first, min(first + 2048, tokens), device=q.device)
+            s = q[0, h, at].double() @ key[: at[-1] + 1].T * dim**-0.5
+            j = torch.arange(s.shape[1], device=q.device)
+            p = torch.softmax(s.masked_fill(j > at[:, None], -torch.inf), -1).masked_fill_(j >= at[:, None], 0)
+            out[h, : s.shape[1]] += p.sum(0)
+    return out
+
+
+def gate() -> dict[str, float]:
+    """No speed on a wrong kernel."""
+    torch.manual_seed(1)
+    errors: dict[str, float] = {}
+    for tokens, n, kv, dim in (
+        (1000, 28, 4, 128),
+        (8192, 4, 2, 128),
+        (20000, 2, 1, 128),
+        (4096, 4, 2, 64),
+        (4096, 2, 2, 256),
+    ):
+        q, k, v = heads(1, tokens, n, kv, dim)
+        real = torch.ones(1, tokens, dtype=torch.bool, device="cuda")
+        expected = truth(q, k)
+        lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=dim**-0.5)[1]
+        for name, given in {"own lse": None, "flash's lse": lse}.items():
+            got = summed(q, k, real, given).received[0, 0].double()
+            errors[f"{tokens}, head size {dim}, {name}"] = float((got - expected).norm() / expected.norm())
+    if not max(errors.values()) <= 1e-6:
+        sys.exit(f"the kernel is not within 1e-6 of fp64: {errors}")
+    lengths = torch.tensor([1, 63, 64, 65, 127, 200, 333, 512, 700, 900, 1000, 1023, 1024, 40, 800, 960], device="cuda")
+    q, k, _ = heads(16, 1024)
+    real = torch.arange(1024, device="cuda") < lengths[:, None]
+    together = summed(q, k, real, two=True)
+    for _ in range(9):
+        again = summed(q, k, real, two=True)
+        if not (torch.equal(again.received, together.received) and torch.equal(again.mass, together.mass)):
+            sys.exit("the same call gave other bits")
+    for row, size in enumerate(lengths.tolist()):
+        alone = summed(q[row : row + 1, :, :size], k[row : row + 1, :, :size], real[row : row + 1, :size], two=True)
+        if not torch.equal(alone.received[0], together.received[row, :, :, :size]):
+            sys.exit(f"row {row} has other bits alone than among 16")
+        if not torch.equal(alone.mass[0], together.mass[row]):
+            sys.exit(f"row {row} has another mass alone than among 16")
+    return errors
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+def clocked(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def on_device(call: Callable[[], object], calls: int = 12) -> float:
+    """Milliseconds per call of many in a row, so that launching is hidden behind computing."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / calls
+
+
+def peak(call: Callable[[], object]) -> float:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(clocked(call))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def forward_row(model: nn.Module, ids: Tensor, rounds: int, layers: int) -> dict[str, Any]:
+    def plain() -> None:
+        model(input_ids=ids, use_cache=False)
+
+    def ours() -> None:
+        with capturing(model, layers=range(1, layers + 1)):
+            plain()
+
+    memory = {"plain": peak(plain), "ours": peak(ours)}
+    times: dict[str, list[float]] = {"plain": [], "ours": []} | ({"one": [], "again": []} if rounds > 1 else {})
+    captured = {"plain": None, "ours": range(1, layers + 1), "one": range(2, 3), "again": None}
+    # One round more to warm up, but where a round takes half a minute: there the peaks have done that.
+    for at in range(rounds + 1 if rounds > 1 else 1):
+        for name, found in times.items():
+            # A study enters the block once for all of its prompts.
+            with capturing(model, layers=captured[name]) if captured[name] else nullcontext():
+                took = clocked(plain)
+            if at or rounds == 1:
+                found.append(took)
+    times = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        "plain_ms": round(times["plain"], 2),
+        "ours_ms": round(times["ours"], 2),
+        "ratio": round(times["ours"] / times["plain"], 4),
+        **{
+            name: round(times[which] / times["plain"], 4)
+            for name, which in {"one_layer_ratio": "one", "noise": "again"}.items()
+            if which in times
+        },
+        "plain_gib": round(memory["plain"], 3),
+        "ours_gib": round(memory["ours"], 3),
+        "memory_ratio": round(memory["ours"] / memory["plain"], 4),
+    }
+
+
+def kernel_row(tokens: int, n: int, kv: int, dim: int) -> dict[str, Any]:
+    q, k, v = heads(1, tokens, n, kv, dim)
+    real = torch.ones(1, tokens, dtype=torch.bool, device="cuda")
+    scale = dim**-0.5
+    lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[1]
+
+    def sdpa(backend: SDPBackend) -> Callable[[], object]:
+        def call() -> None:
+            with sdpa_kernel(backend):
+                nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+
+        return call
+
+    calls = {
+        "flash": sdpa(SDPBackend.FLASH_ATTENTION),
+        "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+        "one set": lambda: summed(q, k, real, lse),
+        "two sets": lambda: summed(q, k, real, lse, two=True),
+    }
+    for call in calls.values():
+        call()
+    times = {name: on_device(call) for name, call in calls.items()}
+    rate = n * tokens * tokens * dim / 1e9  # half of the square, two operations for each product
+    return {
+        "flash_ms": round(times["flash"], 3),
+        "cudnn_ms": round(times["cudnn"], 3),
+        "one_set_ms": round(times["one set"], 3),
+        "two_sets_ms": round(times["two sets"], 3),
+        "one_over_flash": round(times["one set"] / times["flash"], 3),
+        "two_over_flash": round(times["two sets"] / times["flash"], 3),
+        "one_over_cudnn": round(times["one set"] / times["cudnn"], 3),
+        "tflops": round(rate / times["one set"]),
+    }
+
+
+def ceilings() -> dict[str, Any]:
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    big = torch.empty(1 << 31, device="cuda", dtype=torch.int8)
+    into = torch.empty_like(big)
+    times = in_turns({"matmul": lambda: a @ b, "copy": lambda: into.copy_(big)}, 12)
+    return {
+        "matmul_tflops": round(2 * 8192**3 / times["matmul"] / 1e9),
+        "copy_tb_s": round(2 * big.numel() / times["copy"] / 1e9, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", default="qwen2.5-7b")
+    parser.add_argument("--tokens", default="512x8,8192,32768,131072")
+    parser.add_argument("--kernel-tokens", default="8192,32768,131072")
+    parser.add_argument("--eager", default="512x8,2048,8192", help="where HF eager is tried too")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/received.py measures the CUDA kernels, and no CUDA device is here")
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    rows: list[dict[str, Any]] = []
+
+    def tell(row: dict[str, Any]) -> None:
+        rows.append(row | about)
+        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        if asked.json:
+            asked.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with torch.inference_mode():
+        errors = gate()
+        tell({"what": "gate", "worst_relative_error": max(errors.values())})
+        tell({"what": "ceilings"} | ceilings())
+        for shape in asked.shapes.split(","):
+            config = SHAPES[shape]
+            dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            for tokens in map(int, filter(None, asked.kernel_tokens.split(","))):
+                sizes = (tokens, config.num_attention_heads, config.num_key_value_heads, dim)
+                tell({"what": "kernel", "shapes": shape, "tokens": tokens} | kernel_row(*sizes))
+            model = model_of(shape)
+            for size in filter(None, asked.tokens.split(",")):
+                tokens, batch = (int(part) for part in (f"{size}x1").split("x")[:2])
+                ids = torch.randint(0, 1000, (batch, tokens), device="cuda")
+                rounds = max(1, min(9, 130_000 // (batch * tokens)))
+                row = forward_row(model, ids, rounds, config.num_hidden_layers)
+                tell({"what": "forward", "shapes": shape, "tokens": tokens, "batch": batch} | row)
+            del model
+            model = model_of(shape, "eager") if asked.eager else None
+            for size in filter(None, asked.eager.split(",")):
+                tokens, batch = (int(part) for part in (f"{size}x1").split("x")[:2])
+                ids = torch.randint(0, 1000, (batch, tokens), device="cuda")
+
+                def eager(model=model, ids=ids) -> list[Tensor]:
+                    found = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+                    return [torch.tril(p, -1).float().sum(-2) for p in found]
+
+                try:
+                    used = peak(eager)
+                    tell(
+                        {
+                            "what": "eager",
+                            "shapes": shape,
+                            "tokens": tokens,
+                            "batch": batch,
+                            "ms": round(clocked(eager), 1),
+                            "gib": round(used, 1),
+                        }
+                    )
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+                    tell(
+                        {
+                            "what": "eager",
+                            "shapes": shape,
+                            "tokens": tokens,
+                            "batch": batch,
+                            "ms": None,
+                            "gib": "out of memory",
+                        }
+                    )
+                    break
+            del model
+
+
+if __name__ == "__main__":
+    main()

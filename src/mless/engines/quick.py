@@ -1,0 +1,130 @@
+"""A decoding step in fewer kernels: norms, rotations and gated MLPs of a model in one kernel each, where that is shown to be the same.
+
+Nothing here knows a family. A module or a function is replaced when, on random numbers of the model's own sizes, the kernel gives what it
+gives up to a rounding of the model's dtype; everything else stays as the model has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: Two roundings to the model's dtype may differ by one step each.
+_STEPS = 4.0
+
+
+def can_help(model: nn.Module) -> bool:
+    weight = next(model.parameters())
+    return _HAS_TRITON and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+
+
+@contextmanager
+def quick_steps(model: nn.Module) -> Generator[None]:
+    """Inside the block, forwards of one token a row run with what could be replaced; afterwards the model is as before.
+
+    The replacements hold no memory of their own: a graph that was captured inside goes on reading what it read, long after the block.
+    """
+    if not can_help(model):
+        yield
+        return
+    with ExitStack() as stack:
+        for module in model.modules():
+            # Somebody else's forward (ARM's) stays.
+            if "forward" not in vars(module) and (forward := _norm_of(module) or _gate_of(module)) is not None:
+                module.forward = forward
+                stack.callback(vars(module).pop, "forward", None)
+        for name in {type(module).__module__ for module in model.modules()}:
+            holder: Any = sys.modules.get(name)
+            own = getattr(holder, "apply_rotary_pos_emb", None)
+            if own is not None and (turned := _rotary_of(own, model)) is not None:
+                holder.apply_rotary_pos_emb = turned
+                stack.callback(setattr, holder, "apply_rotary_pos_emb", own)
+        yield
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    size = theirs.float().abs().clamp(min=theirs.float().abs().mean())
+    return float(((ours.float() - theirs.float()).abs() / size).max()) <= _STEPS * torch.finfo(theirs.dtype).eps
+
+
+def _tried(what: Callable[[], bool]) -> bool:
+    """Whether it is the same; what cannot even be called so is something else."""
+    try:
+        with torch.inference_mode():
+            return what()
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def _listened(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+
+
+def _random(*shape: int, like: Tensor) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(5)
+    return torch.randn(*shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def _norm_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    from mless.kernels import decoding_triton
+
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    own, scale = module.forward, weight
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        if hidden_states.dtype != scale.dtype or hidden_states.shape[-1] != scale.shape[-1]:
+            return own(hidden_states)
+        return decoding_triton.rms_norm(hidden_states, scale, eps)
+
+    x = _random(4, 1, weight.shape[-1], like=weight) * 3
+    return forward if _tried(lambda: _same(forward(x), own(x))) else None
+
+
+def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    from mless.kernels import decoding_triton
+
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")]
+    if not all(isinstance(part, nn.Module) for part in parts) or "SiLU" not in type(parts[3]).__name__:
+        return None
+    gate, up, down, act = parts
+    own = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        # Whoever listens at the activation must hear it.
+        if _listened(act):
+            return own(x)
+        return down(decoding_triton.gated(gate(x), up(x)))
+
+    weight = next(gate.parameters())
+    x = _random(4, 1, weight.shape[-1], like=weight)
+    return forward if weight.ndim == 2 and _tried(lambda: _same(forward(x), own(x))) else None
+
+
+def _rotary_of(own: Callable[..., Any], model: nn.Module) -> Callable[..., Any] | None:
+    from mless.kernels import decoding_triton
+
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        whole = q.ndim == 4 and q.shape[2] == 1 and cos.ndim == 3 and cos.shape[:2] == (q.shape[0], 1)
+        halves = q.shape[-1] == cos.shape[-1] == k.shape[-1] and q.shape[-1] & (q.shape[-1] - 1) == 0
+        if args or kwargs or not whole or not halves or q.stride(-1) != 1 or k.stride(-1) != 1 or cos.dtype != q.dtype:
+            return own(q, k, cos, sin, *args, **kwargs)
+        return decoding_triton.rotary(q, k, cos, sin)
+
+    like = next(model.parameters())
+    q, k = (_random(3, 1, heads, 64, like=like).transpose(1, 2) for heads in (4, 2))
+    angle = _random(3, 1, 64, like=like).float()
+    cos, sin = angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+    same = _tried(lambda: all(_same(a, b) for a, b in zip(turned(q, k, cos, sin), own(q, k, cos, sin), strict=True)))
+    return turned if same else None
