@@ -336,7 +336,7 @@ def main() -> None:
         answers, sys.stdout = sys.stdout, sys.stderr  # a peer's own words must not be taken for an answer
         serve(asked.serve, asked.folder, int(asked.tokens), answers)
         return
-    pythons = dict.fromkeys((*OURS, "HF eager"), sys.executable)
+    pythons: dict[str, str] = dict.fromkeys((*OURS, "HF eager"), sys.executable)
     about: dict[str, Any] = {"cpu": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     if asked.peer_python:
         pythons |= dict.fromkeys(PEERS[1:], asked.peer_python)

@@ -153,6 +153,21 @@ def test_scores_that_underflow_and_overflow():
         torch.testing.assert_close(ours.received.double(), truth.received, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("n_q", [0, 3])
+def test_nobody_asks(n_q):
+    """No query at all, or none that is in a set."""
+    seen = kernels.Intervals(torch.zeros(2, n_q, dtype=torch.int32), 7, whole=True)
+    sets = torch.zeros(2, 2, n_q, dtype=torch.bool)
+    ours = streaming.received(
+        torch.randn(2, 4, n_q, 8), torch.randn(2, 2, 7, 8), scale=1.0, visible=seen, sets=sets,
+        spans=torch.zeros(2, 7).long(), n_spans=3, sinks=torch.randn(4),
+    )  # fmt: skip
+    assert ours.received.shape == (2, 2, 4, 7)
+    assert ours.mass.shape == (2, 4, 4)
+    assert not ours.received.any()
+    assert not ours.mass.any()
+
+
 def test_not_finite_stays_not_finite():
     q, k = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
     q[0, 1, 30] = torch.nan

@@ -17,9 +17,8 @@ from mless.kernels.signature import Intervals, Sums, Visible
 
 #: Most score elements held at once (batch × heads × rows × keys), 64 MB in fp32.
 BLOCK_ELEMENTS = 1 << 24
-#: A CPU's tile: rows of scores, those of all heads of a key head together, and keys; two cores' caches hold it. It depends on the model's
-#: heads alone: a prompt has the same tiles, and so the same bits, by itself and in every batch.
-CPU_ROWS, CPU_KEYS = 384, 512
+#: A CPU's tile: rows of scores, those of all heads of a key head together, and keys; what two cores' caches hold.
+CPU_ROWS, CPU_KEYS = 768, 512
 #: Without a log-sum-exp, a tile that holds all of a query's keys saves the second matmul, and that is worth more than the cache.
 CPU_KEYS_AT_FIRST = 2048
 DEVICE_ROWS = 256
@@ -45,23 +44,33 @@ def received(
     lse: Float[Tensor, "batch heads queries"] | None = None,
 ) -> Sums:
     """As `kernels.received`. No query may see a later key."""
-    batch = q.shape[0]
+    batch, n_keys = q.shape[0], k.shape[2]
     softcap = softcap * _LOG2E if softcap is not None else None
     sinks = sinks.float() * _LOG2E if sinks is not None else None
     bias = bias.expand(batch, -1, -1, -1) if bias is not None else None
-    counts = visible.even(sets)[1] if isinstance(visible, Intervals) else None
-    if not isinstance(visible, Intervals) or q.device.type != "cpu" or batch == 1:
-        work = _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts)
-        return work.summed(spans, n_spans)
-    # Row by row: no prompt pays for another one's length.
-    parts: list[Sums] = []
+    if not isinstance(visible, Intervals) or q.device.type != "cpu":
+        counts = visible.even(sets)[1] if isinstance(visible, Intervals) else None
+        return _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts).summed(spans, n_spans)
+    counts = visible.even(sets)[1]
+    # One row after the other, each up to its own last query: what is computed, and so every bit, is the same alone and in any batch.
+    offset = n_keys - q.shape[2]
+    sums: list[Tensor] = []
+    mass: list[Tensor] = []
     for b in range(batch):
-        row = slice(b, b + 1)
-        mask = Intervals(visible.starts[row], visible.keys, visible.whole)
-        some = [None if given is None else given[row] for given in (bias, lse, counts)]
-        work = _Work(q[row], k[row], scale, mask, sets[row], softcap, sinks, *some)
-        parts.append(work.summed(spans[row], n_spans))
-    return Sums(*(torch.cat([getattr(part, name) for part in parts]) for name in ("received", "counts", "mass")))
+        asked = sets[b, 0].nonzero()
+        length = int(asked[-1]) + 1 if len(asked) else min(1, q.shape[2])
+        row, queries, keys = slice(b, b + 1), slice(length), slice(offset + length)
+        mask = Intervals(visible.starts[row, queries], offset + length, visible.whole)
+        work = _Work(
+            q[row, :, queries], k[row, :, keys], scale, mask, sets[row, :, queries], softcap, sinks,
+            bias[row, :, queries, keys] if bias is not None else None,
+            lse[row, :, queries] if lse is not None else None,
+            counts[row, :, keys],
+        )  # fmt: skip
+        part = work.summed(spans[row, keys], n_spans)
+        sums.append(torch.nn.functional.pad(part.received, (0, n_keys - offset - length)))
+        mass.append(part.mass)
+    return Sums(torch.cat(sums), counts, torch.cat(mass))
 
 
 class _Work:
@@ -140,9 +149,12 @@ class _Work:
         # What differs from row to row of a batch, or from head to head, is applied to all of them.
         alike = isinstance(self.visible, Intervals) and self.bias is None
         if device.type == "cpu":
-            self.rows = max(16, min(128, CPU_ROWS // self.groups // 16 * 16))
+            # Short prompts in smaller blocks, of which less lies beyond the diagonal, and more heads at once.
+            fine = max(64, self.n_queries // 8)
+            self.rows = max(16, min(256, fine, CPU_ROWS // self.groups) // 16 * 16)
             self.width = CPU_KEYS if self.known else CPU_KEYS_AT_FIRST
-            self.at_once = max(1, CPU_ROWS // (self.groups * self.rows)) if alike else self.kv_heads * self.batch
+            tile = self.groups * self.rows * min(self.n_keys, CPU_KEYS)
+            self.at_once = max(1, CPU_ROWS * CPU_KEYS // tile) if alike else self.kv_heads * self.batch
         else:
             self.rows = max(1, min(DEVICE_ROWS, self.n_queries))
             self.width = BLOCK_ELEMENTS // max(1, self.batch * self.heads * self.rows)
@@ -224,7 +236,7 @@ class _Work:
             mass[..., :-1] = sent @ one_hot
         if self.sinks is not None:
             share = self._in_order(self.to_sink)
-            mass[..., -1] = share.double().cumsum(-1)[..., -1] if self.on_cpu else share.sum(-1)
+            mass[..., -1] = share.double().cumsum(-1)[..., -1:].sum(-1) if self.on_cpu else share.sum(-1)
         mass = (mass / self.apart[:, -1].sum(-1).clamp(min=1)[:, None, None]).float()
         n_sets = self.sets.shape[1]
         return Sums(sums.transpose(1, 2).expand(-1, n_sets, -1, -1), self.counts.expand(-1, n_sets, -1), mass)
