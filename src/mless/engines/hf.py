@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
-from mless.engines.quick import quick_steps
+from mless.engines.quick import packed_products, quick_steps, replacing
 from mless.engines.slots import (
     Beginning,
     Layout,
@@ -117,6 +117,8 @@ class HfEngine:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
+        # In batch-invariant mode products must go by blocks, whatever the number of slots.
+        self._packed = packed_products(model.model, self.slots) if mode == "row-stable" else []
         try:
             self._allocate()
         except torch.OutOfMemoryError:
@@ -236,7 +238,7 @@ class HfEngine:
         return gap
 
     def close(self) -> None:
-        self._graph, self._logits = None, None
+        self._graph, self._logits, self._packed = None, None, []
         self._prefixes.clear()
         self._nurseries.clear()
         self._cache = SlotCache(self._model.layers, self.length, self._layout)
@@ -488,7 +490,8 @@ class HfEngine:
         if self._arm is not None:
             self._arm.rows(seeds=self._seeds, positions=self._at)
         experts = row_by_row_experts(model) if self._experts else nullcontext()
-        with torch.inference_mode(), slot_attention(model, self._layout), experts, self._products():
+        quick = replacing(self._packed)
+        with torch.inference_mode(), slot_attention(model, self._layout), experts, self._products(), quick:
             given = {"input_ids": self._tokens, "position_ids": self._positions, "past_key_values": self._cache}
             return model(**given, use_cache=True).logits[:, -1]
 

@@ -1,4 +1,4 @@
-"""A decoding step in fewer kernels: norms, rotations and gated MLPs of a model in one kernel each, where that is shown to be the same.
+"""A quicker decoding step. On a GPU norms, rotations and gated MLPs are one kernel each; on a CPU weights are laid out for its matrix units once.
 
 Nothing here knows a family. A module or a function is replaced when, on random numbers of the model's own sizes, the kernel gives what it
 gives up to a rounding of the model's dtype; everything else stays as the model has it.
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Two roundings to the model's dtype may differ by one step each.
 _STEPS = 4.0
+#: What the weights of a CPU's linear layers may take once more.
+_PACKED_BYTES = 2 << 30
 
 
 def can_help(model: nn.Module) -> bool:
@@ -47,6 +49,63 @@ def quick_steps(model: nn.Module) -> Generator[None]:
                 holder.apply_rotary_pos_emb = turned
                 stack.callback(setattr, holder, "apply_rotary_pos_emb", own)
         yield
+
+
+Replaced = list[tuple[nn.Module, Callable[[Tensor], Tensor]]]
+
+
+@contextmanager
+def replacing(replaced: Replaced) -> Generator[None]:
+    """Inside the block these modules run so; what has a forward of somebody else's (ARM's) keeps it."""
+    ours = [(module, forward) for module, forward in replaced if "forward" not in vars(module)]
+    try:
+        for module, forward in ours:
+            module.forward = forward
+        yield
+    finally:
+        for module, _ in ours:
+            vars(module).pop("forward", None)
+
+
+def packed_products(model: nn.Module, rows: int) -> Replaced:
+    """Linear layers for products with so many rows, their weights laid out as the CPU's matrix units read them.
+
+    Else every product lays its weights out anew, which takes as long as a small product itself. It takes the weights' memory once more, so
+    large models stay as they are.
+    """
+    weight = next(model.parameters())
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
+        return []
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return []
+    found = [module for module in model.modules() if type(module) is nn.Linear and not _listened(module)]
+    if sum(module.weight.nbytes for module in found) > _PACKED_BYTES:
+        return []
+    proved: dict[tuple[int, ...], bool] = {}
+    packed: Replaced = []
+    for module in found:
+        forward = _packed(module, rows)
+        shape = (*module.weight.shape, getattr(module, "bias", None) is None)
+        if shape not in proved:
+            x = _random(rows, 1, module.in_features, like=weight)
+            proved[shape] = _tried(lambda ours=forward, own=module, x=x: _same(ours(x), own(x)))
+        if proved[shape]:
+            packed.append((module, forward))
+    return packed
+
+
+def _packed(module: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
+    with torch.inference_mode():
+        weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), rows)
+    bias, own = module.bias, module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if x.numel() != rows * module.in_features:
+            return own(x)
+        out = torch.ops.mkldnn._linear_pointwise(x.reshape(rows, -1), weight, bias, "none", [], "")
+        return out.reshape(*x.shape[:-1], -1)
+
+    return forward
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:
