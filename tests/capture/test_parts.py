@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoModel
 
 from mless.capture import received
-from mless.errors import BadStudy
-from tiny import FAMILIES, prompt_of, tiny
+from mless.errors import BadStudy, UnsupportedArchitecture
+from tiny import FAMILIES, prompt_of, tiny, wrapped
 
 LONG = prompt_of(("system", 12), ("filler", 30), ("question", 48))
 SHORT = prompt_of(("system", 5), ("question", 9), item="2", condition="none")
@@ -44,3 +46,39 @@ def test_a_long_prompt_among_short_ones_runs_alone_and_in_its_place() -> None:
 def test_a_part_of_nothing_is_refused() -> None:
     with pytest.raises(BadStudy, match="a part has at least 1 token, got 0; leave part out"):
         next(received(tiny("llama"), [LONG], part=0))
+
+
+def test_a_model_that_keeps_nothing_between_parts_is_refused() -> None:
+    config = AutoConfig.for_model("openai-gpt", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    model = wrapped(AutoModel.from_config(config).eval(), "openai-gpt")
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"has 40 keys after 80 tokens.*give part=… at least the prompt's length"
+    ):
+        next(received(model, [LONG], part=40))
+
+
+def test_a_model_that_keeps_more_than_keys_is_refused() -> None:
+    config = AutoConfig.for_model(
+        "lfm2", vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128, layer_types=["conv", "full_attention"], pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = wrapped(AutoModel.from_config(config).eval(), "lfm2")
+    assert next(received(model, [LONG])).layers == [2]
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"keeps more than keys and values between the parts.*part=90 or more"
+    ):
+        next(received(model, [LONG], part=40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "part"),
+    [
+        ("dynamic", {"factor": 2.0}, 60),
+        ("longrope", {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6, "factor": 4.0}, 20),
+    ],
+)
+def test_keys_that_a_long_prompt_turns_otherwise_are_refused(kind: str, more: dict[str, Any], part: int) -> None:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 50} | more
+    model = tiny("llama", rope_parameters=rope)
+    with pytest.raises(BadStudy, match=rf"once a prompt is longer than 50 tokens \({kind}\).*give part=90 or more"):
+        next(received(model, [LONG], part=part))

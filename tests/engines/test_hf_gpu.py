@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mless.engines.base import Decoding, OutOfMemory, Request
 from mless.engines.hf import HfEngine
+from mless.engines.quick import quick_steps
 from mless.errors import ProofFailed
 from mless.models import LoadedModel
 
@@ -170,7 +172,7 @@ def test_batch_invariant_over_slots(qwen: LoadedModel) -> None:
 # ---- the backend and the memory ------------------------------------------------------------------------------------------
 
 
-def test_attention_runs_on_the_memory_efficient_kernel(qwen: LoadedModel) -> None:
+def test_attention_runs_on_kernels_that_repeat_their_bits(qwen: LoadedModel) -> None:
     with HfEngine(qwen, length=430, slots=16) as engine:
         requests = company(8)
         made_by(engine, requests, max_new_tokens=2)
@@ -178,9 +180,22 @@ def test_attention_runs_on_the_memory_efficient_kernel(qwen: LoadedModel) -> Non
             engine._graph = None  # so that a decoding step, too, passes through the profiler
             made_by(engine, requests, max_new_tokens=2)
     names = {event.key for event in seen.key_averages()}
-    assert any("_scaled_dot_product_efficient_attention" in name for name in names)
+    assert any("_scaled_dot_product_efficient_attention" in name for name in names)  # prefill
+    assert any("_attention_kernel" in name for name in names)  # decoding
     others = ("_scaled_dot_product_cudnn", "_scaled_dot_product_flash", "_scaled_dot_product_attention_math")
     assert not [name for name in names if any(other in name for other in others)]
+
+
+def test_norms_gates_and_rotations_are_replaced_while_a_step_is_captured(qwen: LoadedModel) -> None:
+    module = sys.modules[type(qwen.model.model.layers[0]).__module__]
+    own = module.apply_rotary_pos_emb
+    with quick_steps(qwen.model):
+        replaced = [name for name, part in qwen.model.named_modules() if "forward" in vars(part)]
+        assert sum(name.endswith("norm") for name in replaced) == 2 * SIZES["num_hidden_layers"] + 1
+        assert sum(name.endswith("mlp") for name in replaced) == SIZES["num_hidden_layers"]
+        assert module.apply_rotary_pos_emb is not own
+    assert module.apply_rotary_pos_emb is own
+    assert not any("forward" in vars(part) for part in qwen.model.modules())
 
 
 def test_memory_that_really_runs_out(qwen: LoadedModel) -> None:

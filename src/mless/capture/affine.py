@@ -154,7 +154,7 @@ def watching(
     nothing = torch.zeros_like(filler)
 
     def attend(call: Call) -> Tensor:
-        call.refuse_cache()
+        call.refuse_other_keys(call.query.shape[2])
         asked = call.layer in layers
         which = filler if asked else nothing
         found = attention_outputs(call.query, call.key, call.value, visible=call.mask, filler=which, **call.score)

@@ -142,8 +142,8 @@ class Recorder:
 
     def __call__(self, call: Call, lse: Float[Tensor, "batch heads queries"] | None) -> None:
         layer, q, k, score = call.layer, call.query, call.key, call.score
-        if self._parts is None:
-            call.refuse_cache()
+        before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
+        call.refuse_other_keys(before + q.shape[2])
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         seen = self._seen_by(call.mask, q, k.shape[2])
@@ -191,7 +191,9 @@ class _Parts:
     """Sums of a prompt that runs part by part, each part's queries with all keys so far."""
 
     def __init__(self, sets: Bool[Tensor, "batch sets tokens"]) -> None:
-        self._tokens = sets.shape[2]
+        #: How many have run.
+        self.tokens = 0
+        self._all = sets.shape[2]
         self._single = sets.stride(1) == 0
         self._members = sets[:, -1].sum(-1).clamp(min=1)
         self._sums: list[Tensor] = []
@@ -202,11 +204,12 @@ class _Parts:
         mass = sums.mass * sets[:, -1].sum(-1)[:, None, None]
         found = [received, even.received, even.counts, mass]
         if not self._sums:
-            shapes = [(*part.shape[:-1], self._tokens) for part in found[:3]]
+            shapes = [(*part.shape[:-1], self._all) for part in found[:3]]
             self._sums = [part.new_zeros(shape) for part, shape in zip(found, shapes, strict=False)]
             self._sums.append(torch.zeros_like(mass))
         for whole, part in zip(self._sums, found, strict=True):
             whole[..., : part.shape[-1]] += part
+        self.tokens += sets.shape[2]
 
     def whole(self) -> tuple[kernels.Sums, kernels.Sums]:
         received, even, counts, mass = self._sums
@@ -440,12 +443,38 @@ def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Seque
 def _run_in_parts(model: LoadedModel, ids: Int[Tensor, "1 tokens"], part: int) -> None:
     from transformers import DynamicCache
 
-    cache = (
-        DynamicCache()
-    )  # without the model's config: sliding layers would throw keys away that are still to be counted
+    _refuse_changing_scales(model, ids.shape[1], part)
+    # Without the model's config: sliding layers would throw keys away that are still to be counted.
+    cache = DynamicCache()
     for first in range(0, ids.shape[1], part):
         tokens = ids[:, first : first + part].to(model.device)
-        model.model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        try:
+            model.model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        except (
+            IndexError,
+            ValueError,
+            AttributeError,
+            TypeError,
+        ) as fault:  # of a cache that is asked for what only others have
+            raise UnsupportedArchitecture(
+                f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({str(fault).splitlines()[0]}), which a plain cache "
+                f"does not hold; give part={ids.shape[1]} or more to run it whole, or shorten it"
+            ) from fault
+
+
+def _refuse_changing_scales(model: LoadedModel, tokens: int, part: int) -> None:
+    """Keys of early parts would be turned by another scale than the whole prompt's."""
+    config = model.model.config.get_text_config()
+    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for rope in [told, *(value for value in told.values() if isinstance(value, Mapping))]:
+        original = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", tokens)
+        kind = rope.get("rope_type")
+        if tokens > original and (kind == "dynamic" or (kind == "longrope" and part <= original)):
+            raise BadStudy(
+                f"{model.label} turns its keys otherwise once a prompt is longer than {original} tokens ({kind}), so a prompt of {tokens} cannot run in parts "
+                f"of {part}; give part={tokens} or more to run it whole"
+                + (f", or parts of more than {original}" if kind == "longrope" else "")
+            )
 
 
 def _of_row(recorder: Recorder, row: int, prompt: Prompt, layers: list[int], heads: list[int]) -> Attention:

@@ -144,17 +144,24 @@ class Call:
     #: The layer has asked with the same queries and keys before, for other values (DiffLlama does): the matrix is the same.
     again: bool = False
 
-    def refuse_cache(self) -> None:
+    def refuse_other_keys(self, expected: int) -> None:
+        """`expected` keys: the prompt's tokens so far, and nothing else."""
         if getattr(self.module, "compressor", None) is not None:
             raise UnsupportedArchitecture(
                 f"layer {self.layer}: {type(self.module).__name__} adds keys that stand for several tokens each, so what one token received cannot "
                 "be told; see docs/adding-a-model.md"
             )
-        if self.query.shape[2] != self.key.shape[2]:
+        if self.key.shape[2] == expected:
+            return
+        if expected == self.query.shape[2]:
             raise UnsupportedArchitecture(
                 f"layer {self.layer} attends from {self.query.shape[2]} queries to {self.key.shape[2]} keys; capture needs the whole prompt in "
                 "one forward: call the model with use_cache=False"
             )
+        raise UnsupportedArchitecture(
+            f"layer {self.layer}: {type(self.module).__name__} has {self.key.shape[2]} keys after {expected} tokens, so it does not keep what earlier parts of "
+            "a long prompt left; such a model needs the whole prompt in one forward: give part=… at least the prompt's length, or shorten it"
+        )
 
 
 @contextmanager
@@ -247,6 +254,7 @@ def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[
         return given, None
     if given is None:
         lengths = {"batch_size": query.shape[0], "q_length": query.shape[2], "kv_length": key.shape[2]}
+        lengths["q_offset"] = key.shape[2] - query.shape[2]
         return LazyMask({**lengths, "mask_function": causal_mask_function, "device": query.device}), None
     if isinstance(given, Tensor) and given.ndim == 4:
         if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):

@@ -31,8 +31,8 @@ from mless.engines.slots import (
     Layout,
     SlotCache,
     has_experts,
-    quick_here,
     row_by_row_experts,
+    sent,
     slot_attention,
 )
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
@@ -148,7 +148,7 @@ class HfEngine:
         while waiting or rows:
             room = most - len(rows)
             # On a GPU prompts are prefilled several at a time, so some slots wait for company.
-            if waiting and (room >= min(self._company(waiting[0]), len(waiting)) or not rows):
+            if waiting and (room >= min(self._company(waiting[0]), len(waiting), max(1, most // 2)) or not rows):
                 for row in self._admit(waiting, free, room):
                     rows[row.slot] = row
             started = self._start(rows, decoding, processors)
@@ -255,10 +255,9 @@ class HfEngine:
     def _attention(self) -> str:
         if self._model.device.type != "cuda":
             return "sdpa"
-        own = quick_here(self._tokens)
-        return (
-            "over the filled cache (own kernel), prefill by sdpa, memory-efficient" if own else "sdpa, memory-efficient"
-        )
+        if self._layout.quick:
+            return "over the filled cache (own kernel), prefill by sdpa, memory-efficient"
+        return "sdpa, memory-efficient"
 
     # ---- start ----------------------------------------------------------------------------------------------------------
 
@@ -282,8 +281,9 @@ class HfEngine:
             raise UnsupportedArchitecture(
                 f"{model.family!r} keeps some of its state outside of a key-value cache, which slots cannot hold{why}; use --engine vllm or openai"
             ) from fault
-        # The longest prefill there can be, so that memory is short now and not in the middle of a run.
+        # The longest prefill there can be, and the largest cache of one, so that memory is short now and not in the middle of a run.
         self._nurse([], self.length, self.length)
+        self._nurse([], self.length, 1)
         self._nurseries.clear()
         if device.type == "cuda":
             self._capture()
@@ -396,16 +396,18 @@ class HfEngine:
     @torch.inference_mode()
     def _set(self, group: Sequence[Request], slots: Sequence[int]) -> None:
         """What goes into these slots next: a prompt's last token. From then on each step hands its tokens to the next one itself."""
-        device = self._model.device
-        at = torch.tensor(slots, device=device)
-        for target, values in (
-            (self._tokens, [request.token_ids[-1] for request in group]),
-            (self._at, [len(request.token_ids) - 1 for request in group]),
-            (self._positions, [_positions(request)[-1] for request in group]),
-        ):
-            target[at, 0] = torch.tensor(values, device=device)
-        if self._arm is not None:
-            self._seeds[at] = torch.tensor([_arm_seed(request) for request in group], device=device)
+        last = [(r.token_ids[-1], len(r.token_ids) - 1, _positions(r)[-1], _arm_seed(r)) for r in group]
+        at, values = sent(slots, self._model.device), sent(last, self._model.device)
+        for column, target in enumerate((self._tokens, self._at, self._positions)):
+            target[at, 0] = values[:, column]
+        self._seeds[at] = values[:, 3]
+
+    @torch.inference_mode()
+    def _leave(self, slots: Sequence[int]) -> None:
+        """Empty slots stand at the beginning, where there is nothing to attend to."""
+        at = sent(slots, self._model.device)
+        for target in (self._tokens, self._at, self._positions):
+            target.index_fill_(0, at, 0)
 
     def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
         bucket, new = shape
@@ -423,6 +425,8 @@ class HfEngine:
         rows = self._rows(new)
         if (bucket, rows) not in self._nurseries:
             empty = SlotCache(self._model.layers, bucket, self._nursery_layout)
+            # Prompts come by their shapes, the longest first: what was before is not wanted again.
+            self._nurseries.clear()
             self._nurseries[bucket, rows] = empty.shaped_like(self._cache, rows)
         nursery = self._nurseries[bucket, rows]
         nursery.clear(range(rows))
@@ -520,8 +524,10 @@ class HfEngine:
         self._positions.add_(1).clamp_(max=self._reach - 1)
 
     def _start(self, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList) -> _Flight:
+        # Sent before the step is started: afterwards they would wait behind it.
+        draws = None if decoding.greedy else self._draws(rows)
         with torch.inference_mode():
-            chosen = self._choose(self._step(), rows, decoding, processors)
+            chosen = self._choose(self._step(), draws, processors)
         self._move(chosen)
         if not chosen.is_cuda:
             return _Flight(dict(rows), chosen, None)
@@ -529,13 +535,14 @@ class HfEngine:
         tokens = self._landed[0]
         tokens.copy_(chosen, non_blocking=True)
         done = torch.cuda.Event()
-        done.record()
+        done.record(torch.cuda.current_stream(chosen.device))
         return _Flight(dict(rows), tokens, done)
 
     def _land(self, flight: _Flight, rows: dict[int, _Row], free: list[int], decoding: Decoding) -> Iterator[Reply]:
         if flight.done is not None:
             flight.done.synchronize()
         tokens: list[int] = flight.tokens.tolist()
+        replies: list[Reply] = []
         for slot, row in flight.rows.items():
             if rows.get(slot) is not row:
                 continue  # it had ended before this step was read
@@ -553,20 +560,27 @@ class HfEngine:
                 continue
             del rows[slot]
             free.append(slot)
-            yield self._reply(row, finish, text, ended)
+            replies.append(self._reply(row, finish, text, ended))
+        if replies:
+            self._leave(free)
+        yield from replies
+
+    def _draws(self, rows: dict[int, _Row]) -> Float[Tensor, "rows 1"]:
+        """One number per row and token, from the row's own seed."""
+        draws = [0.0] * self.slots
+        for slot, row in rows.items():
+            draws[slot] = float(row.rng.random())
+        return sent(draws, self._model.device, torch.float64)[:, None]
 
     def _choose(
-        self, logits: Tensor, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList
+        self, logits: Tensor, draws: Float[Tensor, "rows 1"] | None, processors: LogitsProcessorList
     ) -> Int[Tensor, " rows"]:
-        if decoding.greedy:
+        if draws is None:
             return logits.max(-1).indices  # of equals the first, as argmax, and five times faster on a CPU
         scores = processors(self._tokens, logits.float())  # pyright: ignore[reportArgumentType]
-        # By the inverse of the cumulative distribution: one number per row and token, from the row's own seed.
-        draws = torch.zeros(self.slots, 1, dtype=torch.float64)
-        for slot, row in rows.items():
-            draws[slot] = row.rng.random()
+        # By the inverse of the cumulative distribution.
         heap = torch.softmax(scores, dim=-1).double().cumsum(-1)
-        found = torch.searchsorted(heap, draws.to(heap.device) * heap[:, -1:], right=True)[:, 0]
+        found = torch.searchsorted(heap, draws * heap[:, -1:], right=True)[:, 0]
         return found.clamp(max=logits.shape[-1] - 1)
 
     def _stopped(self, made: Sequence[int], stop: Sequence[str]) -> str | None:

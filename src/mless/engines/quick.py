@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+_LOCK = threading.Lock()
+#: Sizes at which a replacement is tried: where a limit, an offset or a floor of the module's own would show.
+_SIZES = (1e-3, 1.0, 1e3)
 #: Two roundings to the model's dtype may differ by one step each.
 _STEPS = 4.0
 #: What the weights of a CPU's linear layers may take once more.
@@ -36,7 +40,8 @@ def quick_steps(model: nn.Module) -> Generator[None]:
     if not can_help(model):
         yield
         return
-    with ExitStack() as stack:
+    # One at a time: a module's functions are shared by all models of its family.
+    with _LOCK, ExitStack() as stack:
         for module in model.modules():
             # Somebody else's forward (ARM's) stays.
             if "forward" not in vars(module) and (forward := _norm_of(module) or _gate_of(module)) is not None:
@@ -120,8 +125,17 @@ def _tried(what: Callable[[], bool]) -> bool:
     try:
         with torch.inference_mode():
             return what()
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, *_of_triton()):
         return False
+
+
+def _of_triton() -> tuple[type[Exception], ...]:
+    """A kernel that a GPU has no room for says so in Triton's own way."""
+    if not _HAS_TRITON:
+        return ()
+    from triton.errors import TritonError
+
+    return (TritonError,)
 
 
 def _listened(module: nn.Module) -> bool:
@@ -147,8 +161,10 @@ def _norm_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
             return own(hidden_states)
         return decoding_triton.rms_norm(hidden_states, scale, eps)
 
-    x = _random(4, 1, weight.shape[-1], like=weight) * 3
-    return forward if _tried(lambda: _same(forward(x), own(x))) else None
+    x = _random(4, 1, weight.shape[-1], like=weight)
+    return (
+        forward if all(_tried(lambda size=size: _same(forward(x * size), own(x * size))) for size in _SIZES) else None
+    )
 
 
 def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -168,7 +184,8 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     weight = next(gate.parameters())
     x = _random(4, 1, weight.shape[-1], like=weight)
-    return forward if weight.ndim == 2 and _tried(lambda: _same(forward(x), own(x))) else None
+    same = all(_tried(lambda size=size: _same(forward(x * size), own(x * size))) for size in _SIZES)
+    return forward if weight.ndim == 2 and same else None
 
 
 def _rotary_of(own: Callable[..., Any], model: nn.Module) -> Callable[..., Any] | None:
@@ -177,7 +194,8 @@ def _rotary_of(own: Callable[..., Any], model: nn.Module) -> Callable[..., Any] 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         whole = q.ndim == 4 and q.shape[2] == 1 and cos.ndim == 3 and cos.shape[:2] == (q.shape[0], 1)
         halves = q.shape[-1] == cos.shape[-1] == k.shape[-1] and q.shape[-1] & (q.shape[-1] - 1) == 0
-        if args or kwargs or not whole or not halves or q.stride(-1) != 1 or k.stride(-1) != 1 or cos.dtype != q.dtype:
+        ours = q.is_cuda and not torch.is_grad_enabled() and q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1
+        if args or kwargs or not whole or not halves or not ours or not q.dtype == k.dtype == cos.dtype == sin.dtype:
             return own(q, k, cos, sin, *args, **kwargs)
         return decoding_triton.rotary(q, k, cos, sin)
 

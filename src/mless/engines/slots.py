@@ -30,12 +30,20 @@ _SILENT = (
 )
 
 
+def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """A few numbers on the device, without waiting for what runs there: a copy from pageable memory would."""
+    made = torch.tensor(values, dtype=dtype)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+
+
 class Layout:
     """Where the tokens of the forward under way sit: for each row the cache slots it writes, and the slots hidden from the rest."""
 
     def __init__(self) -> None:
         self.at: Int[Tensor, "rows tokens"] | None = None
         self.hidden: Int[Tensor, "rows 2"] | None = None
+        #: Whether the last attention call was served by the kernel for decoding steps.
+        self.quick = False
 
     def mask(self, mask_function: Any, keys: int, dtype: torch.dtype) -> Float[Tensor, "rows 1 tokens keys"]:
         """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers that see alike."""
@@ -128,9 +136,11 @@ class SlotCache(Cache):
     @torch.inference_mode()
     def clear(self, rows: Sequence[int]) -> None:
         """What was there is masked, but no mask holds a NaN back."""
-        for pair in self._pairs():
+        pairs = self._pairs()
+        at = sent(list(rows), pairs[0][0].device)
+        for pair in pairs:
             for held in pair:
-                held.index_fill_(0, torch.tensor(list(rows), device=held.device), 0)
+                held.index_fill_(0, at, 0)
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         return [layer.pair for layer in self.slot_layers]
@@ -164,10 +174,12 @@ def _attention(
             "and will not ignore; use --engine vllm or --engine openai"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    layout.quick = False
     if quick_here(key) and softcap is None and s_aux is None and layout.at is not None:
         from mless.kernels import decoding_triton
 
-        if decoding_triton.attends(query, key, value):
+        layout.quick = decoding_triton.attends(query, key, value, attention_mask)
+        if layout.quick:
             return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
     return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
 

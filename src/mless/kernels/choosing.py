@@ -22,7 +22,7 @@ def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plai
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not _HAS_TRITON or not (q.is_cuda or interpreted) or not isinstance(visible, Intervals) or sets.shape[1] > 2:
         return "streaming"
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or q.shape[2] == 0:
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or k.dtype != q.dtype or q.shape[2] == 0:
         return "streaming"
     if interpreted and q.dtype == torch.bfloat16:
         return "streaming"  # Triton's interpreter multiplies bf16 numbers by their bits (triton-lang/triton#11584)

@@ -9,6 +9,11 @@ length decides, without atomics: the same bits alone, among others and every tim
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,16 +24,32 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _PART = 128
 
 
-def attends(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attention` can serve: one token a row, sizes that are powers of two, and few enough heads to share a key."""
+def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> bool:
+    """Whether `attention` can serve: one token a row, one mask for all heads, sizes that are powers of two, few enough heads to share a key."""
+    most = 128 if q.dtype == torch.float32 else 256  # of what fits into a small GPU's shared memory
 
     def power(size: int) -> bool:
-        return 16 <= size <= 256 and size & (size - 1) == 0
+        return 16 <= size <= most and size & (size - 1) == 0
 
     groups = q.shape[1] // keys.shape[1]
-    return q.is_cuda and q.shape[2] == 1 and power(q.shape[-1]) and power(values.shape[-1]) and groups <= 64
+    side_by_side = all(one.stride(-1) == 1 for one in (q, keys, values, mask))
+    alike = q.dtype == keys.dtype == values.dtype and mask.shape[:3] == (q.shape[0], 1, 1)
+    sizes = power(q.shape[-1]) and power(values.shape[-1])
+    return q.is_cuda and q.shape[2] == 1 and sizes and groups <= 64 and side_by_side and alike
 
 
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, which need not be the tensors'."""
+
+    @functools.wraps(function)
+    def on_its_device(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
+            return function(first, *others)
+
+    return on_its_device
+
+
+@_guarded
 def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, at: Tensor, scale: float) -> Tensor:
     """Attention of one token a row (rows × heads × 1 × dim) to its slots up to its own, `at`; rows × 1 × heads × dim.
 
@@ -54,8 +75,10 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, at: Tensor,
     return out
 
 
+@_guarded
 def store(key_states: Tensor, value_states: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> None:
     """Write one token a row (rows × heads × 1 × dim) to its slot of the cache."""
+    key_states, value_states = (one if one.stride(-1) == 1 else one.contiguous() for one in (key_states, value_states))
     rows, heads, _, dim = key_states.shape
     width = value_states.shape[3]
     _store_kernel[(rows, heads)](
@@ -66,6 +89,7 @@ def store(key_states: Tensor, value_states: Tensor, keys: Tensor, values: Tensor
     )  # fmt: skip
 
 
+@_guarded
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / √(mean x² + eps), rounded, times weight."""
     x = x.contiguous()
@@ -78,6 +102,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+@_guarded
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Both turned, half against half: x · cos + (−x₂, x₁) · sin, for one token a row (rows × heads × 1 × dim)."""
     rows, heads, _, dim = q.shape
@@ -92,6 +117,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return turned_q, turned_k
 
 
+@_guarded
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate), rounded, times up."""
     gate, up = gate.contiguous(), up.contiguous()

@@ -47,7 +47,7 @@ def fits(q: Tensor, k: Tensor) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.shape[-1] in _SHAPES
         and torch.cuda.get_device_capability(q.device)[0] == 9
-        and max(q.shape[0] * max(q.shape[1] * q.shape[2], k.shape[1] * k.shape[2]), k.shape[2]) < 1 << 31
+        and 2 * q.shape[0] * q.shape[1] * k.shape[2] < 1 << 31  # places are counted in 32 bits
     )
 
 
@@ -91,7 +91,9 @@ def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
         # As models leave it: one row per token, its heads side by side.
         shape = [batch * tokens, heads * dim]
         return TensorDescriptor(turned, shape, [heads * dim, 1], [rows, dim], layout), (tokens, 0, dim)
-    x = x.contiguous() if x.data_ptr() % 16 == 0 else x.contiguous().clone()
+    x = x.contiguous()
+    if x.data_ptr() % 16:
+        x = x.clone()
     shape = [batch * heads * tokens, dim]
     return TensorDescriptor(x, shape, [dim, 1], [rows, dim], layout), (heads * tokens, tokens, 0)
 
