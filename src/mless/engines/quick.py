@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from mless import kernels
+
 _LOCK = threading.Lock()
 #: Sizes at which a replacement is tried: where a limit, an offset or a floor of the module's own would show.
 _SIZES = (1e-3, 1.0, 1e3)
@@ -26,18 +27,13 @@ _STEPS = 4.0
 _PACKED_BYTES = 2 << 30
 
 
-def can_help(model: nn.Module) -> bool:
-    weight = next(model.parameters())
-    return _HAS_TRITON and weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (8, 0)
-
-
 @contextmanager
 def quick_steps(model: nn.Module) -> Generator[None]:
     """Inside the block, forwards of one token a row run with what could be replaced; afterwards the model is as before.
 
     The replacements hold no memory of their own: a graph that was captured inside goes on reading what it read, long after the block.
     """
-    if not can_help(model):
+    if not kernels.triton_serves(next(model.parameters())):
         yield
         return
     # One at a time: a module's functions are shared by all models of its family.
@@ -131,7 +127,7 @@ def _tried(what: Callable[[], bool]) -> bool:
 
 def _of_triton() -> tuple[type[Exception], ...]:
     """A kernel that a GPU has no room for says so in Triton's own way."""
-    if not _HAS_TRITON:
+    if importlib.util.find_spec("triton") is None:
         return ()
     from triton.errors import TritonError
 

@@ -6,7 +6,6 @@ shapes. transformers' static cache advances all rows together; here each row has
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
+from mless import kernels
 from mless.errors import UnsupportedArchitecture
 from mless.models.seams import configs_of, own_attention
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 #: Keywords of attention calls that say nothing about the result.
 _SILENT = (
     *("position_ids", "is_causal", "sliding_window", "cache", "use_cache", "layer_idx"),
@@ -78,7 +77,7 @@ class SlotLayer(StaticLayer):
         keys, values = self.pair
         at = self._layout.at
         assert at is not None
-        if at.shape[1] == 1 and quick_here(keys):
+        if at.shape[1] == 1 and kernels.triton_serves(keys):
             from mless.kernels import decoding_triton
 
             decoding_triton.store(key_states, value_states, keys, values, at)
@@ -175,18 +174,13 @@ def _attention(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layout.quick = False
-    if quick_here(key) and softcap is None and s_aux is None and layout.at is not None:
+    if kernels.triton_serves(key) and softcap is None and s_aux is None and layout.at is not None:
         from mless.kernels import decoding_triton
 
         layout.quick = decoding_triton.attends(query, key, value, attention_mask)
         if layout.quick:
             return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
     return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
-
-
-def quick_here(held: Tensor) -> bool:
-    """Whether a decoding step's own kernels can run: a GPU that Triton builds for."""
-    return _HAS_TRITON and held.is_cuda and torch.cuda.get_device_capability(held.device) >= (8, 0)
 
 
 def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function: Any, **others: Any) -> Tensor:

@@ -7,7 +7,7 @@ any device and never holds more than a block of rows; `received_triton` runs on 
 
 from __future__ import annotations
 
-from mless.kernels.choosing import implementation, received
+from mless.kernels.choosing import implementation, received, triton_serves
 from mless.kernels.signature import Intervals, Sums, Visible, intervals
 
-__all__ = ["Intervals", "Sums", "Visible", "implementation", "intervals", "received"]
+__all__ = ["Intervals", "Sums", "Visible", "implementation", "intervals", "received", "triton_serves"]

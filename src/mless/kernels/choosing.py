@@ -17,17 +17,24 @@ Implementation = Literal["streaming", "triton", "hopper"]
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+def triton_serves(held: Tensor) -> bool:
+    """Whether kernels of ours can run where this lies: Triton is there, and builds for the GPU (Ampere and later)."""
+    return _HAS_TRITON and held.is_cuda and torch.cuda.get_device_capability(held.device) >= (8, 0)
+
+
 def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plain: bool = True) -> Implementation:
     """`plain`: nothing but a scale is done to the scores (no soft cap, no bias)."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not _HAS_TRITON or not (q.is_cuda or interpreted) or not isinstance(visible, Intervals) or sets.shape[1] > 2:
+    if (
+        not (triton_serves(q) or (interpreted and _HAS_TRITON))
+        or not isinstance(visible, Intervals)
+        or sets.shape[1] > 2
+    ):
         return "streaming"
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16) or k.dtype != q.dtype or q.shape[2] == 0:
         return "streaming"
     if interpreted and q.dtype == torch.bfloat16:
         return "streaming"  # Triton's interpreter multiplies bf16 numbers by their bits (triton-lang/triton#11584)
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "streaming"  # Triton builds for Ampere and later
     if not interpreted and plain and visible.whole:
         from mless.kernels import received_hopper
 
