@@ -5,9 +5,6 @@ On a GPU they run in every test of tests/engines/test_hf_gpu.py.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 
 import pytest
@@ -77,18 +74,6 @@ def main(path: str) -> None:
         subject.store(parts["k"], parts["k"] * 2, keys, values, torch.tensor([[0], [5], [3]]))
         found[f"keys {dtype}"], found[f"values {dtype}"] = keys, values
     torch.save(found, path)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed; it exists for Linux only")
-    path = tmp_path_factory.mktemp("interpreted") / "answers.pt"
-    done = subprocess.run(
-        [sys.executable, __file__, str(path)], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(path)
 
 
 def rounding(dtype: str) -> dict[str, float]:

@@ -5,10 +5,7 @@ Whether a kernel is interpreted is settled when Triton is imported, so it runs i
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import subprocess
 import sys
 import zlib
 from dataclasses import dataclass, field, replace
@@ -272,22 +269,6 @@ def nobody_in_the_second() -> dict[str, Any]:
     given = asked(Case("T24", queries=24, keys=24))
     given["sets"] = torch.stack([given["sets"][:, 0], torch.zeros_like(given["sets"][:, 0])], 1)
     return given
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed; it exists for Linux only")
-    path = tmp_path_factory.mktemp("interpreted") / "answers.pt"
-    done = subprocess.run(
-        [sys.executable, __file__, str(path)],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -5,11 +5,7 @@ Whether a kernel is interpreted is settled when Triton is imported, so it runs i
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,20 +118,6 @@ def interpreted(path: str) -> None:
         model(input_ids=ids).logits.float().square().sum().backward()
     found["gradient"] = mlp.gate_proj.weight.grad
     torch.save(found, path)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed; it exists for Linux only")
-    path = tmp_path_factory.mktemp("interpreted") / "answers.pt"
-    tests = Path(__file__).parent.parent
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{tests}{os.pathsep}{tests / 'engines'}"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(path)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(path)
 
 
 @pytest.mark.parametrize(("units", "kind", "choice"), CASES)
