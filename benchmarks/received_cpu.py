@@ -5,7 +5,7 @@
 Correctness comes first: ours against fp64, the peers' column sums against ours. Then one JSON line per row, and a table. Every row is a
 process of its own, so that its peak memory is its own; they take turns forward by forward, so that a ratio is of one moment, and the plain
 forward runs again at the end of each turn as the control. The peers (requirements-peers.txt) run under `--peer-python`; each sums a layer's
-matrix as soon as it has it, which is faster and smaller than keeping them all. No row but theirs computes the language-model head.
+matrix as soon as it has it, which needs less memory than keeping them all. TransformerLens and nnterp also compute the language-model head.
 """
 
 from __future__ import annotations
