@@ -126,7 +126,7 @@ class Recorder:
         if mask.causal_for_real:
             starts = torch.zeros(rows, queries, dtype=torch.int32, device=q.device)
             visible = kernels.Intervals(starts, tokens, whole=True)
-        elif q.is_cuda or self._parts is not None:
+        else:
             visible = kernels.intervals(mask, sets[:, 0], tokens)
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
