@@ -122,7 +122,6 @@ class Recorder:
         sets, spans = self._sets_and_spans(mask, rows, queries, tokens, q.device)
         # Expanded stays expanded: two sets that are one are summed once.
         sets, spans = sets.to(q.device), spans.to(q.device)
-        visible = None
         if mask.causal_for_real:
             starts = torch.zeros(rows, queries, dtype=torch.int32, device=q.device)
             visible = kernels.Intervals(starts, tokens, whole=True)
@@ -131,7 +130,7 @@ class Recorder:
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
             received, counts = visible.even(sets)
-            even = kernels.Sums(received[:, :, None], counts, torch.zeros(q.shape[0], 1, 0, device=q.device))
+            even = kernels.Sums(received[:, :, None], counts, torch.zeros(rows, 1, 0, device=q.device))
         else:
             flat = torch.zeros(rows, 1, tokens, 1, device=q.device)
             even = self.kernel(flat[:, :, tokens - queries :], flat, scale=1.0, **common)
@@ -147,7 +146,6 @@ class Recorder:
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         seen = self._seen_by(call.mask, q, k.shape[2])
-        self.uniform[layer] = seen.even
         if self.heads is not None:
             q, k, score, lse = _only(q, k, score, lse, self.heads)
         sums = self.kernel(q, k, **seen.common, **score, lse=lse)
@@ -164,13 +162,11 @@ class Recorder:
             assert self._announced is not None
             parts = self._parts.setdefault(layer, _Parts(self._announced[0]))
             parts.add(sums, seen.even, seen.common["sets"])
-            if not q.is_cuda:
-                self.finish()
-            return
-        if sums.received.numel() > _KEPT_ON_DEVICE:
-            # A long prompt's sums of all layers would be gigabytes; this layer took far longer than the copy does.
-            sums = kernels.Sums(sums.received.cpu(), sums.counts.cpu(), sums.mass.cpu())
-        self.sums[layer] = sums
+        else:
+            if sums.received.numel() > _KEPT_ON_DEVICE:
+                # A long prompt's sums of all layers would be gigabytes; this layer took far longer than the copy does.
+                sums = kernels.Sums(sums.received.cpu(), sums.counts.cpu(), sums.mass.cpu())
+            self.sums[layer], self.uniform[layer] = sums, seen.even
         if not q.is_cuda:
             self.finish()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
+from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
 from mless.engines.quick import packed_products, quick_steps, replacing
 from mless.engines.slots import (
-    Beginning,
     Layout,
     SlotCache,
     has_experts,
@@ -41,14 +41,8 @@ from mless.redistribution import ArmHandle, attached
 from mless.values import ArmSettings
 
 Mode = Literal["row-stable", "batch-invariant"]
-#: A prompt's new tokens are padded to a multiple of the first, its cache in prefill to one of the second.
-_CHUNK, _BUCKET = 32, 64
 #: Rows of one matrix product in batch-invariant mode.
 BLOCK = 16
-#: Tokens prefilled at once, in no more rows than the second number: a few leave most of a GPU idle, and on a CPU read all weights for little.
-_PREFILL = {"cuda": (4096, 8), "cpu": (256, 8)}
-#: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
-_PREFIXES = 32
 #: Rows side by side when the promise is shown; enough to fill a prefill.
 _COMPANY = 12
 #: How far logits in slots may be from those of the model's own forward, as a share of their size: rounding, and no more.
@@ -93,7 +87,7 @@ class HfEngine:
     ) -> None:
         self._model = model
         self._mode: Mode = mode
-        self.length = math.ceil(length / _BUCKET) * _BUCKET
+        self.length = math.ceil(length / BUCKET) * BUCKET
         self.slots = slots or max(default_slots(model, self.length, most), BLOCK if mode == "batch-invariant" else 1)
         if mode == "batch-invariant" and self.slots % BLOCK:
             raise BadStudy(
@@ -105,15 +99,11 @@ class HfEngine:
                 f"prompt and answer together take up to {length} tokens, but {model.label} takes {self._reach}; use a smaller "
                 "--max-new-tokens, or leave the longest items out"
             )
-        # Prompts prefilled together would share their experts' products.
         self._experts = has_experts(model.model)
-        self._prefill = (1, 1) if self._experts else _PREFILL.get(model.device.type, (1, 1))
         self._layout = Layout()
-        self._nursery_layout = Layout()
-        self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
         self._ends = _ends(model)
         self._cache = SlotCache(model.layers, self.length, self._layout)  # without memory as yet
-        self._nurseries: dict[tuple[int, int], SlotCache] = {}
+        self._prefill = Prefill(model, self._cache)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
@@ -139,7 +129,7 @@ class HfEngine:
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
         most = min(live or self.slots, self.slots)
-        order = list(requests) if live is not None else sorted(requests, key=self._shape, reverse=True)
+        order = list(requests) if live is not None else sorted(requests, key=self._prefill.shape, reverse=True)
         processors = _processors(decoding)
         rows: dict[int, _Row] = {}
         waiting = deque(order)
@@ -148,7 +138,9 @@ class HfEngine:
         while waiting or rows:
             room = most - len(rows)
             # On a GPU prompts are prefilled several at a time, so some slots wait for company.
-            if waiting and (room >= min(self._company(waiting[0]), len(waiting), max(1, most // 2)) or not rows):
+            if waiting and (
+                room >= min(self._prefill.company(waiting[0]), len(waiting), max(1, most // 2)) or not rows
+            ):
                 for row in self._admit(waiting, free, room):
                     rows[row.slot] = row
             started = self._start(rows, decoding, processors)
@@ -202,10 +194,10 @@ class HfEngine:
         chosen = chosen[-self.slots :]
         tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
         # Beside others of the same shape, so that prompts are prefilled in company too, as they are in a run.
-        shapes = {self._shape(request) for request in chosen}
-        others = [r for r in distinct if r not in chosen and self._shape(r) in shapes]
+        shapes = {self._prefill.shape(request) for request in chosen}
+        others = [r for r in distinct if r not in chosen and self._prefill.shape(r) in shapes]
         company = [*chosen, *others[: max(0, min(_COMPANY, self.slots) - len(chosen))]]
-        company.sort(key=self._shape, reverse=True)
+        company.sort(key=self._prefill.shape, reverse=True)
         alone = [self._trace([request], tokens)[0] for request in chosen]
         beside = dict(zip([r.key for r in company], self._trace(company, tokens), strict=True))
         together = [beside[request.key] for request in chosen]
@@ -239,9 +231,8 @@ class HfEngine:
 
     def close(self) -> None:
         self._graph, self._logits, self._packed = None, None, []
-        self._prefixes.clear()
-        self._nurseries.clear()
         self._cache = SlotCache(self._model.layers, self.length, self._layout)
+        self._prefill = Prefill(self._model, self._cache)
 
     def __enter__(self) -> HfEngine:
         return self
@@ -281,10 +272,7 @@ class HfEngine:
             raise UnsupportedArchitecture(
                 f"{model.family!r} keeps some of its state outside of a key-value cache, which slots cannot hold{why}; use --engine vllm or openai"
             ) from fault
-        # The longest prefill there can be, and the largest cache of one, so that memory is short now and not in the middle of a run.
-        self._nurse([], self.length, self.length)
-        self._nurse([], self.length, 1)
-        self._nurseries.clear()
+        self._prefill.try_largest(self.length)
         if device.type == "cuda":
             self._capture()
 
@@ -294,14 +282,14 @@ class HfEngine:
         A model whose forward looks at its own numbers (dynamic RoPE does) cannot be recorded; it decodes step by step, and `about` says so.
         """
         self._graph = self._logits = None
-        stream = _side_stream(self._model.device)
-        stream.wait_stream(torch.cuda.current_stream())
+        stream, here = _side_stream(self._model.device), torch.cuda.current_stream(self._model.device)
+        stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
         try:
             with quick_steps(self._model.model):
                 with torch.cuda.stream(stream):
                     self._forward()
-                torch.cuda.current_stream().wait_stream(stream)
+                here.wait_stream(stream)
                 with torch.cuda.graph(graph, stream=stream):
                     self._logits = self._forward()
         except torch.OutOfMemoryError:
@@ -351,7 +339,7 @@ class HfEngine:
                     f"item {request.item!r} under {request.condition!r} needs {need} cache slots ({len(request.token_ids)} tokens and "
                     f"{decoding.max_new_tokens} new ones), but this engine has {self.length}; make it with a larger length"
                 )
-            if (last := _positions(request)[-1] + decoding.max_new_tokens) > self._reach:
+            if (last := positions_of(request)[-1] + decoding.max_new_tokens) > self._reach:
                 raise BadStudy(
                     f"item {request.item!r} under {request.condition!r} reaches position {last}, but {self._model.label} has {self._reach}; use a "
                     "smaller --max-new-tokens, or a shorter filler"
@@ -359,30 +347,13 @@ class HfEngine:
 
     # ---- prefill ---------------------------------------------------------------------------------------------------------
 
-    def _shape(self, request: Request) -> tuple[int, int]:
-        """Cache length and number of new tokens of a prompt's prefill, both padded: functions of the prompt alone.
-
-        Its last token is left to the first decoding step, so that prefill needs no logits.
-        """
-        shared = _shared(request)
-        new = math.ceil((len(request.token_ids) - 1 - shared) / _CHUNK) * _CHUNK
-        return math.ceil((shared + new) / _BUCKET) * _BUCKET, new
-
-    def _rows(self, new: int) -> int:
-        """How many prompts with so many new tokens share a prefill; always as many, some of them dummies."""
-        tokens, most = self._prefill
-        return max(1, min(most, tokens // max(new, 1)))
-
-    def _company(self, request: Request) -> int:
-        return self._rows(self._shape(request)[1])
-
     def _admit(self, waiting: deque[Request], free: list[int], room: int) -> Iterator[_Row]:
         """Prefill up to `room` prompts, those of one shape together, and give each a slot."""
         while waiting and room > 0:
-            shape = self._shape(waiting[0])
+            shape = self._prefill.shape(waiting[0])
             group: list[Request] = []
-            most = min(room, self._company(waiting[0]))
-            while waiting and len(group) < most and self._shape(waiting[0]) == shape:
+            most = min(room, self._prefill.company(waiting[0]))
+            while waiting and len(group) < most and self._prefill.shape(waiting[0]) == shape:
                 group.append(waiting.popleft())
             room -= len(group)
             slots = [free.pop() for _ in group]
@@ -396,11 +367,15 @@ class HfEngine:
     @torch.inference_mode()
     def _set(self, group: Sequence[Request], slots: Sequence[int]) -> None:
         """What goes into these slots next: a prompt's last token. From then on each step hands its tokens to the next one itself."""
-        last = [(r.token_ids[-1], len(r.token_ids) - 1, _positions(r)[-1], _arm_seed(r)) for r in group]
+        last = [
+            (r.token_ids[-1], len(r.token_ids) - 1, positions_of(r)[-1], arm_seed(r), *(r.hidden or (0, 0)))
+            for r in group
+        ]
         at, values = sent(slots, self._model.device), sent(last, self._model.device)
         for column, target in enumerate((self._tokens, self._at, self._positions)):
             target[at, 0] = values[:, column]
         self._seeds[at] = values[:, 3]
+        self._hidden[at] = values[:, 4:]
 
     @torch.inference_mode()
     def _leave(self, slots: Sequence[int]) -> None:
@@ -410,82 +385,12 @@ class HfEngine:
             target.index_fill_(0, at, 0)
 
     def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
-        bucket, new = shape
-        hidden = [list(request.hidden or (0, 0)) for request in group]
-        self._hidden[torch.tensor(slots)] = torch.tensor(hidden, device=self._hidden.device)
         self._cache.clear(slots)
-        if not bucket:
+        if not shape[0]:
             return  # a prompt of one token: the first decoding step is all
-        nursery = self._nurse(group, bucket, new)
+        nursery = self._prefill.run(group, shape, self._arm)
         for row, slot in enumerate(slots):
-            self._cache.take_over(slot, nursery, row, min(bucket, self.length))
-
-    def _nurse(self, group: Sequence[Request], bucket: int, new: int) -> SlotCache:
-        """Keys and values of some prompts of one shape, all but their last tokens; always the same number of rows."""
-        rows = self._rows(new)
-        if (bucket, rows) not in self._nurseries:
-            empty = SlotCache(self._model.layers, bucket, self._nursery_layout)
-            # Prompts come by their shapes, the longest first: what was before is not wanted again.
-            self._nurseries.clear()
-            self._nurseries[bucket, rows] = empty.shaped_like(self._cache, rows)
-        nursery = self._nurseries[bucket, rows]
-        nursery.clear(range(rows))
-        ids = torch.zeros(rows, new, dtype=torch.long)
-        at = torch.arange(new).expand(rows, -1).clone()
-        # Padding stands at position 0: nobody sees it, and beyond the context some models have no position.
-        positions = torch.zeros_like(at)
-        hidden = torch.zeros(rows, 2, dtype=torch.long)
-        for row, request in enumerate(group):
-            shared = _shared(request)
-            rest = request.token_ids[shared:-1]
-            ids[row, : len(rest)] = torch.tensor(rest)
-            at[row] += shared
-            positions[row, : len(rest)] = torch.tensor(_positions(request)[shared:-1])
-            hidden[row] = torch.tensor(request.hidden or (0, 0))
-            if shared:
-                nursery.write(row, self._beginning(request, shared))
-        if new:
-            seeds = [_arm_seed(request) for request in group] + [0] * (rows - len(group))
-            self._fill(nursery, ids, at, positions, hidden, seeds)
-        return nursery
-
-    def _beginning(self, request: Request, shared: int) -> Beginning:
-        """Keys and values of a beginning that other prompts have too; computed once, alone, whoever asks first."""
-        position_ids = _positions(request)[:shared]
-        hidden = request.hidden if request.hidden is not None and request.hidden[0] < shared else None
-        key = (request.token_ids[:shared], tuple(position_ids), hidden)
-        if key not in self._prefixes:
-            padded = math.ceil(shared / _CHUNK) * _CHUNK
-            ids = torch.zeros(1, padded, dtype=torch.long)
-            ids[0, :shared] = torch.tensor(request.token_ids[:shared])
-            at = torch.arange(padded)[None]
-            positions = torch.zeros_like(at)
-            positions[0, :shared] = torch.tensor(position_ids)
-            cache = SlotCache(self._model.layers, padded, self._nursery_layout).shaped_like(self._cache, 1)
-            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]), [0])
-            self._prefixes[key] = cache.read(0, shared)
-            while len(self._prefixes) > _PREFIXES:
-                self._prefixes.popitem(last=False)
-        self._prefixes.move_to_end(key)
-        return self._prefixes[key]
-
-    def _fill(
-        self,
-        cache: SlotCache,
-        ids: Int[Tensor, "rows new"],
-        at: Int[Tensor, "rows new"],
-        positions: Int[Tensor, "rows new"],
-        hidden: Int[Tensor, "rows 2"],
-        seeds: Sequence[int],
-    ) -> None:
-        device = self._model.device
-        if self._arm is not None:
-            self._arm.rows(seeds=torch.tensor(seeds, device=device), positions=at.to(device))
-        self._nursery_layout.at, self._nursery_layout.hidden = at.to(device), hidden.to(device)
-        whole = self._model.model
-        inner = whole.get_decoder()  # without the head: prefill needs no logits
-        with torch.inference_mode(), slot_attention(whole, self._nursery_layout):
-            inner(input_ids=ids.to(device), position_ids=positions.to(device), past_key_values=cache, use_cache=True)
+            self._cache.take_over(slot, nursery, row, min(shape[0], self.length))
 
     # ---- decode ----------------------------------------------------------------------------------------------------------
 
@@ -656,21 +561,6 @@ def _one_scale(model: LoadedModel) -> int:
     if rope.get("rope_type") == "longrope":
         return rope.get("original_max_position_embeddings") or model.context
     return model.context
-
-
-def _shared(request: Request) -> int:
-    """How many of its first tokens a prompt has from elsewhere. With ARM none: what is drawn there is the row's own."""
-    return min(request.shared, len(request.token_ids) - 1) if request.arm is None else 0
-
-
-def _arm_seed(request: Request) -> int:
-    """What ARM draws is of the item and the sample, as the answer's own luck is, and of the setting's seed."""
-    own = request.arm.seed if request.arm is not None else 0
-    return (request.seed + own * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
-
-
-def _positions(request: Request) -> Sequence[int]:
-    return request.position_ids if request.position_ids is not None else range(len(request.token_ids))
 
 
 def _ends(model: LoadedModel) -> set[int]:

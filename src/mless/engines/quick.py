@@ -38,11 +38,8 @@ def quick_steps(model: nn.Module) -> Generator[None]:
         return
     # One at a time: a module's functions are shared by all models of its family.
     with _LOCK, ExitStack() as stack:
-        for module in model.modules():
-            # Somebody else's forward (ARM's) stays.
-            if "forward" not in vars(module) and (forward := _norm_of(module) or _gate_of(module)) is not None:
-                module.forward = forward
-                stack.callback(vars(module).pop, "forward", None)
+        found = ((module, _norm_of(module) or _gate_of(module)) for module in model.modules())
+        stack.enter_context(replacing([(module, forward) for module, forward in found if forward is not None]))
         for name in {type(module).__module__ for module in model.modules()}:
             holder: Any = sys.modules.get(name)
             own = getattr(holder, "apply_rotary_pos_emb", None)
@@ -88,8 +85,7 @@ def packed_products(model: nn.Module, rows: int) -> Replaced:
         forward = _packed(module, rows)
         shape = (*module.weight.shape, getattr(module, "bias", None) is None)
         if shape not in proved:
-            x = _random(rows, 1, module.in_features, like=weight)
-            proved[shape] = _tried(lambda ours=forward, own=module, x=x: _same(ours(x), own(x)))
+            proved[shape] = _agree(forward, module, module.weight, rows)
         if proved[shape]:
             packed.append((module, forward))
     return packed
@@ -112,8 +108,13 @@ def _packed(module: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
 def _same(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
-    size = theirs.float().abs().clamp(min=theirs.float().abs().mean())
-    return float(((ours.float() - theirs.float()).abs() / size).max()) <= _STEPS * torch.finfo(theirs.dtype).eps
+    # Large numbers may overflow in 16 bits; then both must, at the same places.
+    finite = theirs.isfinite()
+    if not torch.equal(finite, ours.isfinite()):
+        return False
+    a, b = (one.float().masked_fill(~finite, 0.0) for one in (ours, theirs))
+    size = b.abs().clamp(min=b.abs().mean()).clamp(min=torch.finfo(torch.float32).tiny)
+    return float(((a - b).abs() / size).max()) <= _STEPS * torch.finfo(theirs.dtype).eps
 
 
 def _tried(what: Callable[[], bool]) -> bool:
@@ -121,8 +122,14 @@ def _tried(what: Callable[[], bool]) -> bool:
     try:
         with torch.inference_mode():
             return what()
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, *_of_triton()):
+    except (TypeError, ValueError, RuntimeError, AttributeError, *_of_triton()):
         return False
+
+
+def _agree(ours: Callable[[Tensor], Tensor], own: Callable[[Tensor], Tensor], weight: Tensor, rows: int = 4) -> bool:
+    """Whether both give the same for inputs of the weight's width, small and large."""
+    x = _random(rows, 1, weight.shape[-1], like=weight)
+    return all(_tried(lambda size=size: _same(ours(x * size), own(x * size))) for size in _SIZES)
 
 
 def _of_triton() -> tuple[type[Exception], ...]:
@@ -157,10 +164,7 @@ def _norm_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
             return own(hidden_states)
         return decoding_triton.rms_norm(hidden_states, scale, eps)
 
-    x = _random(4, 1, weight.shape[-1], like=weight)
-    return (
-        forward if all(_tried(lambda size=size: _same(forward(x * size), own(x * size))) for size in _SIZES) else None
-    )
+    return forward if _agree(forward, own, weight) else None
 
 
 def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -179,9 +183,7 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         return down(decoding_triton.gated(gate(x), up(x)))
 
     weight = next(gate.parameters())
-    x = _random(4, 1, weight.shape[-1], like=weight)
-    same = all(_tried(lambda size=size: _same(forward(x * size), own(x * size))) for size in _SIZES)
-    return forward if weight.ndim == 2 and same else None
+    return forward if weight.ndim == 2 and _agree(forward, own, weight) else None
 
 
 def _rotary_of(own: Callable[..., Any], model: nn.Module) -> Callable[..., Any] | None:

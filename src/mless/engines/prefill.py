@@ -1,0 +1,147 @@
+"""Prompts on their way into the slots: computed a few at a time, beginnings that many have in common once.
+
+Whatever could change a prompt's bits here (padded length, rows beside it, shared beginning) is a function of that prompt alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mless.engines.base import Request
+from mless.engines.slots import Beginning, Layout, SlotCache, has_experts, slot_attention
+from mless.models import LoadedModel
+from mless.redistribution import ArmHandle
+
+#: A prompt's new tokens are padded to a multiple of the first, its cache to one of the second.
+CHUNK, BUCKET = 32, 64
+#: Tokens prefilled at once, in no more rows than the second number: a few leave most of a GPU idle, and on a CPU read all weights for little.
+_AT_ONCE = {"cuda": (4096, 8), "cpu": (256, 8)}
+#: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
+_PREFIXES = 32
+
+
+class Prefill:
+    """Keys and values of prompts, in caches shaped like the engine's own (`cache`)."""
+
+    def __init__(self, model: LoadedModel, cache: SlotCache) -> None:
+        self._model = model
+        self._cache = cache
+        # Prompts prefilled together would share their experts' products.
+        self._at_once = (1, 1) if has_experts(model.model) else _AT_ONCE.get(model.device.type, (1, 1))
+        self._layout = Layout()
+        self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
+        # Prompts come by their shapes, the longest first, so one cache is enough; it stays while the shape does.
+        self._nursery: tuple[tuple[int, int], SlotCache] | None = None
+
+    def try_largest(self, length: int) -> None:
+        """The longest prefill there can be, and the largest cache of one, so that memory is short now and not in the middle of a run."""
+        self.run([], (length, length), None)
+        self.run([], (length, 1), None)
+        self._nursery = None
+
+    def shape(self, request: Request) -> tuple[int, int]:
+        """Cache length and number of new tokens of a prompt's prefill, both padded: functions of the prompt alone.
+
+        Its last token is left to the first decoding step, so that prefill needs no logits.
+        """
+        shared = _shared(request)
+        new = math.ceil((len(request.token_ids) - 1 - shared) / CHUNK) * CHUNK
+        return math.ceil((shared + new) / BUCKET) * BUCKET, new
+
+    def _rows(self, new: int) -> int:
+        """How many prompts with so many new tokens share a prefill; always as many, some of them dummies."""
+        tokens, most = self._at_once
+        return max(1, min(most, tokens // max(new, 1)))
+
+    def company(self, request: Request) -> int:
+        return self._rows(self.shape(request)[1])
+
+    def run(self, group: Sequence[Request], shape: tuple[int, int], arm: ArmHandle | None) -> SlotCache:
+        """Keys and values of some prompts of one shape, all but their last tokens; always the same number of rows."""
+        bucket, new = shape
+        rows = self._rows(new)
+        if self._nursery is None or self._nursery[0] != (bucket, rows):
+            self._nursery = None  # before the next one gets its memory
+            empty = SlotCache(self._model.layers, bucket, self._layout)
+            self._nursery = (bucket, rows), empty.shaped_like(self._cache, rows)
+        nursery = self._nursery[1]
+        nursery.clear(range(rows))
+        ids = torch.zeros(rows, new, dtype=torch.long)
+        at = torch.arange(new).expand(rows, -1).clone()
+        # Padding stands at position 0: nobody sees it, and beyond the context some models have no position.
+        positions = torch.zeros_like(at)
+        hidden = torch.zeros(rows, 2, dtype=torch.long)
+        for row, request in enumerate(group):
+            shared = _shared(request)
+            rest = request.token_ids[shared:-1]
+            ids[row, : len(rest)] = torch.tensor(rest)
+            at[row] += shared
+            positions[row, : len(rest)] = torch.tensor(positions_of(request)[shared:-1])
+            hidden[row] = torch.tensor(request.hidden or (0, 0))
+            if shared:
+                nursery.write(row, self._beginning(request, shared, arm))
+        if new:
+            seeds = [arm_seed(request) for request in group] + [0] * (rows - len(group))
+            self._fill(nursery, ids, at, positions, hidden, seeds, arm)
+        return nursery
+
+    def _beginning(self, request: Request, shared: int, arm: ArmHandle | None) -> Beginning:
+        """Keys and values of a beginning that other prompts have too; computed once, alone, whoever asks first."""
+        position_ids = positions_of(request)[:shared]
+        hidden = request.hidden if request.hidden is not None and request.hidden[0] < shared else None
+        key = (request.token_ids[:shared], tuple(position_ids), hidden)
+        if key not in self._prefixes:
+            padded = math.ceil(shared / CHUNK) * CHUNK
+            ids = torch.zeros(1, padded, dtype=torch.long)
+            ids[0, :shared] = torch.tensor(request.token_ids[:shared])
+            at = torch.arange(padded)[None]
+            positions = torch.zeros_like(at)
+            positions[0, :shared] = torch.tensor(position_ids)
+            cache = SlotCache(self._model.layers, padded, self._layout).shaped_like(self._cache, 1)
+            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]), [0], arm)
+            self._prefixes[key] = cache.read(0, shared)
+            while len(self._prefixes) > _PREFIXES:
+                self._prefixes.popitem(last=False)
+        self._prefixes.move_to_end(key)
+        return self._prefixes[key]
+
+    def _fill(
+        self,
+        cache: SlotCache,
+        ids: Int[Tensor, "rows new"],
+        at: Int[Tensor, "rows new"],
+        positions: Int[Tensor, "rows new"],
+        hidden: Int[Tensor, "rows 2"],
+        seeds: Sequence[int],
+        arm: ArmHandle | None,
+    ) -> None:
+        device = self._model.device
+        if arm is not None:
+            arm.rows(seeds=torch.tensor(seeds, device=device), positions=at.to(device))
+        self._layout.at, self._layout.hidden = at.to(device), hidden.to(device)
+        whole = self._model.model
+        inner = whole.get_decoder()  # without the head: prefill needs no logits
+        with torch.inference_mode(), slot_attention(whole, self._layout):
+            inner(input_ids=ids.to(device), position_ids=positions.to(device), past_key_values=cache, use_cache=True)
+
+
+def _shared(request: Request) -> int:
+    """How many of its first tokens a prompt has from elsewhere. With ARM none: what is drawn there is the row's own."""
+    return min(request.shared, len(request.token_ids) - 1) if request.arm is None else 0
+
+
+def arm_seed(request: Request) -> int:
+    """What ARM draws is of the item and the sample, as the answer's own luck is, and of the setting's seed."""
+    own = request.arm.seed if request.arm is not None else 0
+    return (request.seed + own * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
+
+
+def positions_of(request: Request) -> Sequence[int]:
+    return request.position_ids if request.position_ids is not None else range(len(request.token_ids))
