@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     about = {
+        "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if not asked.cpu else torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }

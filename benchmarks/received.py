@@ -1,10 +1,11 @@
 """What capturing received attention costs on a CUDA device: a whole forward with it over the same forward without, and the kernel alone.
 
     python benchmarks/received.py [--shapes qwen2.5-7b] [--tokens 512x8,8192,32768,131072] [--json FILE]
+    python benchmarks/received.py --scaling [--json FILE]      cost against tokens, heads, batch and layers instead
 
-Correctness comes first: against fp64 given the same 16-bit queries and keys, the same bits over ten runs and for a row alone or in a batch
-of 16. Then one JSON line per row, and a table. Every head of every layer is captured; weights are random, shapes are the models'. Plain,
-ours and plain again take turns, so that a ratio is of one moment.
+Correctness comes first: against fp64 given the same 16-bit queries and keys, by the kernel alone and inside a captured model; the same
+bits over ten runs and for a row alone or in a batch of 16. Then one JSON line per row, and a table. Every head of every layer is captured;
+weights are random, shapes are the models'. Plain, ours and plain again take turns, so that a ratio is of one moment.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+import triton
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen2Config
@@ -49,6 +52,10 @@ def model_of(name: str, attention: str = "sdpa", layers: int | None = None) -> n
     config = type(config)(
         **{**config.to_dict(), **({"num_hidden_layers": layers, "layer_types": None} if layers else {})}
     )
+    return built(config, attention)
+
+
+def built(config: Any, attention: str) -> nn.Module:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -67,15 +74,17 @@ def heads(rows: int, tokens: int, n: int = 28, kv: int = 4, dim: int = 128) -> t
     return (made[0] * 2).transpose(1, 2), made[1].transpose(1, 2), made[2].transpose(1, 2)
 
 
-def summed(q: Tensor, k: Tensor, real: Tensor, lse: Tensor | None = None, two: bool = False) -> kernels.Sums:
-    starts = torch.zeros(real.shape, dtype=torch.int32, device=q.device)
-    second = real & (torch.arange(real.shape[1], device=q.device) % 3 != 0)
+def asked_of(real: Tensor, two: bool = False) -> dict[str, Any]:
+    """The mask, the sets and the spans, which all layers of a forward have in common."""
+    starts = torch.zeros(real.shape, dtype=torch.int32, device=real.device)
+    second = real & (torch.arange(real.shape[1], device=real.device) % 3 != 0)
     sets = torch.stack([real, second], 1) if two else real[:, None].expand(-1, 2, -1)
-    spans = torch.zeros_like(real, dtype=torch.long)
     visible = kernels.Intervals(starts, real.shape[1], whole=True)
-    return kernels.received(
-        q, k, scale=q.shape[-1] ** -0.5, visible=visible, sets=sets, spans=spans, n_spans=1, lse=lse
-    )
+    return {"visible": visible, "sets": sets, "spans": torch.zeros_like(real, dtype=torch.long), "n_spans": 1}
+
+
+def summed(q: Tensor, k: Tensor, real: Tensor, lse: Tensor | None = None, two: bool = False) -> kernels.Sums:
+    return kernels.received(q, k, scale=q.shape[-1] ** -0.5, lse=lse, **asked_of(real, two))
 
 
 def truth(q: Tensor, k: Tensor) -> Tensor:
@@ -113,6 +122,9 @@ def gate() -> dict[str, float]:
             errors[f"{tokens}, head size {dim}, {name}"] = float((got - expected).norm() / expected.norm())
     if not max(errors.values()) <= 1e-6:
         sys.exit(f"the kernel is not within 1e-6 of fp64: {errors}")
+    errors["a captured model"] = captured_error()
+    if not errors["a captured model"] <= 1e-6:
+        sys.exit(f"what a captured model gives is not within 1e-6 of fp64: {errors}")
     lengths = torch.tensor([1, 63, 64, 65, 127, 200, 333, 512, 700, 900, 1000, 1023, 1024, 40, 800, 960], device="cuda")
     q, k, _ = heads(16, 1024)
     real = torch.arange(1024, device="cuda") < lengths[:, None]
@@ -128,6 +140,29 @@ def gate() -> dict[str, float]:
         if not torch.equal(alone.mass[0], together.mass[row]):
             sys.exit(f"row {row} has another mass alone than among 16")
     return errors
+
+
+def captured_error() -> float:
+    """The worst layer of a small model at head size 128, whose forward hands out its own log-sum-exp, against fp64 from its own queries and keys."""
+    config = Qwen2Config(
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=1000
+    )  # fmt: skip
+    model = built(config, "sdpa")
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def watch(call: Any, out: Tensor) -> None:
+        seen[call.layer] = call.query, call.key
+
+    with capturing(model, layers=range(1, 4)) as recorder:
+        recorder.witness = watch
+        model(input_ids=torch.randint(0, 1000, (1, 3000), device="cuda"), use_cache=False)
+        found = dict(recorder.sums)
+    errors: list[float] = []
+    for layer, (q, k) in seen.items():
+        expected = truth(q, k)
+        got = found[layer].received[0, 0].to("cuda").double()
+        errors.append(float((got - expected).norm() / expected.norm()))
+    return max(errors)
 
 
 # ---- times -----------------------------------------------------------------------------------------------------------
@@ -189,15 +224,15 @@ def forward_row(model: nn.Module, ids: Tensor, rounds: int, layers: int) -> dict
                 took = clocked(plain)
             if at or rounds == 1:
                 found.append(took)
-    times = {name: statistics.median(found) for name, found in times.items()}
+    middle = {name: statistics.median(found) for name, found in times.items()}
     return {
-        "plain_ms": round(times["plain"], 2),
-        "ours_ms": round(times["ours"], 2),
-        "ratio": round(times["ours"] / times["plain"], 4),
+        "plain_ms": round(middle["plain"], 2),
+        "ours_ms": round(middle["ours"], 2),
+        "ratio": round(middle["ours"] / middle["plain"], 4),
         **{
-            name: round(times[which] / times["plain"], 4)
+            name: round(middle[which] / middle["plain"], 4)
             for name, which in {"one_layer_ratio": "one", "noise": "again"}.items()
-            if which in times
+            if which in middle
         },
         "plain_gib": round(memory["plain"], 3),
         "ours_gib": round(memory["ours"], 3),
@@ -205,11 +240,57 @@ def forward_row(model: nn.Module, ids: Tensor, rounds: int, layers: int) -> dict
     }
 
 
+def first_layer_row(shape: str, tokens: int, plain_ms: float) -> dict[str, Any]:
+    """What `--layers 1` runs: a model of which the first layer alone was loaded, captured, over the whole plain forward."""
+    model = model_of(shape, layers=1)
+    ids = torch.randint(0, 1000, (1, tokens), device="cuda")
+    with capturing(model, layers=[1]):
+        took = [clocked(lambda: model(input_ids=ids, use_cache=False)) for _ in range(6)]
+    ms = statistics.median(took[1:])
+    return {"ms": round(ms, 2), "of_a_whole_forward": round(ms / plain_ms, 4)}
+
+
+def scaling_rows() -> Iterator[dict[str, Any]]:
+    """One thing grows at a time. `per_unit`: time over what the mathematics says (tokens², heads, rows, layers), the first of a group being 1."""
+
+    def group(name: str, sizes: Sequence[int], unit: Callable[[int], float], ms: Callable[[int], float]):
+        first = 0.0
+        for size in sizes:
+            took = ms(size)
+            first = first or took / unit(size)
+            row = {"what": "scaling", "in": name, "size": size, "ms": round(took, 3)}
+            yield row | {"per_unit": round(took / unit(size) / first, 3)}
+
+    def kernel(tokens: int = 16384, n: int = 28, rows: int = 1) -> float:
+        q, k, v = heads(rows, tokens, n, max(1, n // 7), 128)
+        real = torch.ones(rows, tokens, dtype=torch.bool, device="cuda")
+        lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=128**-0.5)[1]
+        one = asked_of(real)
+        kernels.received(q, k, scale=128**-0.5, lse=lse, **one)
+        return on_device(lambda: kernels.received(q, k, scale=128**-0.5, lse=lse, **one), 6)
+
+    yield from group("tokens", (4096, 8192, 16384, 32768, 65536), lambda size: size**2, lambda size: kernel(size))
+    yield from group("heads", (7, 14, 28, 56), lambda size: size, lambda size: kernel(n=size))
+    yield from group("rows", (1, 2, 4, 8), lambda size: size, lambda size: kernel(tokens=8192, rows=size))
+    model, ids = model_of("qwen2.5-7b"), torch.randint(0, 1000, (1, 16384), device="cuda")
+
+    def forward(layers: int) -> float:
+        with capturing(model, layers=range(1, layers + 1)) if layers else nullcontext():
+            return statistics.median(clocked(lambda: model(input_ids=ids, use_cache=False)) for _ in range(5))
+
+    forward(28)
+    plain = forward(0)
+    yield {"what": "scaling", "in": "captured layers", "size": 0, "ms": round(plain, 3), "per_unit": None}
+    yield from group("captured layers", (7, 14, 28), lambda size: size, lambda size: forward(size) - plain)
+
+
 def kernel_row(tokens: int, n: int, kv: int, dim: int) -> dict[str, Any]:
     q, k, v = heads(1, tokens, n, kv, dim)
     real = torch.ones(1, tokens, dtype=torch.bool, device="cuda")
     scale = dim**-0.5
     lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[1]
+
+    one, both = asked_of(real), asked_of(real, two=True)
 
     def sdpa(backend: SDPBackend) -> Callable[[], object]:
         def call() -> None:
@@ -221,8 +302,8 @@ def kernel_row(tokens: int, n: int, kv: int, dim: int) -> dict[str, Any]:
     calls = {
         "flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
-        "one set": lambda: summed(q, k, real, lse),
-        "two sets": lambda: summed(q, k, real, lse, two=True),
+        "one set": lambda: kernels.received(q, k, scale=scale, lse=lse, **one),
+        "two sets": lambda: kernels.received(q, k, scale=scale, lse=lse, **both),
     }
     for call in calls.values():
         call()
@@ -258,11 +339,20 @@ def main() -> None:
     parser.add_argument("--tokens", default="512x8,8192,32768,131072")
     parser.add_argument("--kernel-tokens", default="8192,32768,131072")
     parser.add_argument("--eager", default="512x8,2048,8192", help="where HF eager is tried too")
+    parser.add_argument(
+        "--scaling", action="store_true", help="cost against tokens, heads, batch and layers, and nothing else"
+    )
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/received.py measures the CUDA kernels, and no CUDA device is here")
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "transformers": transformers.__version__,
+    }
     rows: list[dict[str, Any]] = []
 
     def tell(row: dict[str, Any]) -> None:
@@ -275,6 +365,10 @@ def main() -> None:
         errors = gate()
         tell({"what": "gate", "worst_relative_error": max(errors.values())})
         tell({"what": "ceilings"} | ceilings())
+        if asked.scaling:
+            for row in scaling_rows():
+                tell(row)
+            return
         for shape in asked.shapes.split(","):
             config = SHAPES[shape]
             dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -288,6 +382,9 @@ def main() -> None:
                 rounds = max(1, min(9, 130_000 // (batch * tokens)))
                 row = forward_row(model, ids, rounds, config.num_hidden_layers)
                 tell({"what": "forward", "shapes": shape, "tokens": tokens, "batch": batch} | row)
+                if size == "8192":
+                    first = first_layer_row(shape, tokens, row["plain_ms"])
+                    tell({"what": "the first layer alone, captured", "shapes": shape, "tokens": tokens} | first)
             del model
             model = model_of(shape, "eager") if asked.eager else None
             for size in filter(None, asked.eager.split(",")):

@@ -59,17 +59,12 @@ def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, monk
 
     model = mless.load("smollm2", layers=6, dtype=dtype)
     (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
-    sdpa, with_lse = capture._sdpa_forward, capture._forward_with_lse
+    jointly = capture.Recorder.jointly
 
-    def lazy(call):
-        return sdpa(call) * (call.layer != 6)
+    def lazy(self, call, *, recorded):
+        return jointly(self, call, recorded=recorded) * (call.layer != 6)
 
-    def lazy_with_lse(call):
-        found = with_lse(call)
-        return found and (found[0] * (call.layer != 6), found[1])
-
-    monkeypatch.setattr(capture, "_sdpa_forward", lazy)
-    monkeypatch.setattr(capture, "_forward_with_lse", lazy_with_lse)
+    monkeypatch.setattr(capture.Recorder, "jointly", lazy)
     with pytest.raises(ProofFailed, match="layer 6: its attention output differs"):
         prove(model, prompt, [6])
 

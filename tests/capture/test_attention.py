@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
-from mless.kernels import reference
+from mless.kernels import reference, streaming
 from mless.values import Prompt, Span
 from tiny import FAMILIES, prompt_of, tiny
 
@@ -161,15 +161,33 @@ def test_the_instrument_comes_off_also_after_an_exception():
     assert torch.equal(model.model(input_ids=tokens).last_hidden_state, before)
 
 
-def test_the_forward_inside_is_the_plain_forward_bit_for_bit():
+def test_the_forward_inside_is_the_plain_forward_up_to_rounding_whatever_is_recorded():
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    inside, found = {}, {}
+    with torch.inference_mode():
+        plain = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        for layers in ((1, 3), (3,), (1, 2, 3)):
+            with capturing(model.model, layers=layers) as recorder:
+                inside[layers] = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+            assert sorted(recorder.sums) == list(layers)
+            assert set(recorder.computed_by.values()) == {"joint"}
+            found[layers] = recorder.sums[3].received
+    torch.testing.assert_close(inside[(3,)], plain, rtol=2e-6, atol=2e-6)
+    for layers in inside:
+        assert torch.equal(inside[layers], inside[(3,)])
+        assert torch.equal(found[layers], found[(3,)])
+
+
+def test_with_another_kernel_the_forward_inside_is_the_plain_forward_bit_for_bit():
     model = tiny("llama")
     tokens = torch.tensor([PROMPTS[0].token_ids])
     with torch.inference_mode():
         plain = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-        with capturing(model.model, layers=[1, 3]) as recorder:
+        with capturing(model.model, layers=[1, 3], kernel=streaming.received) as recorder:
             inside = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     assert torch.equal(plain, inside)
-    assert sorted(recorder.sums) == [1, 3]
+    assert set(recorder.computed_by.values()) == {"streaming"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -51,6 +51,8 @@ def small(dtype: str) -> dict[str, Tensor]:
         "x": random(3, 1, 200) * 3, "weight": random(200), "gate": random(3, 1, 1500) * 4, "up": random(3, 1, 1500),
         "q": random(3, 1, 4, 32).transpose(1, 2), "k": random(3, 1, 2, 32).transpose(1, 2),
         "cos": angle.cos().to(DTYPES[dtype]), "sin": angle.sin().to(DTYPES[dtype]),
+        # No size is a multiple of a program's rows or of its block of inputs.
+        "one": random(1, 1, 1300), "a": random(37, 1300) / 36, "b": random(5, 1300) / 36, "c": random(6, 1300) / 36, "bias": random(5),
     }  # fmt: skip
 
 
@@ -70,6 +72,9 @@ def main(path: str) -> None:
         found[f"gated {dtype}"] = subject.gated(parts["gate"], parts["up"])
         turned = subject.rotary(parts["q"], parts["k"], parts["cos"], parts["sin"])
         found[f"q {dtype}"], found[f"k {dtype}"] = turned
+        biases = (None, parts["bias"], None)
+        for name, made in zip("abc", subject.products(parts["one"], [parts[w] for w in "abc"], biases), strict=True):
+            found[f"product {name} {dtype}"] = made
         keys, values = torch.zeros(3, 2, 6, 32, dtype=DTYPES[dtype]), torch.zeros(3, 2, 6, 32, dtype=DTYPES[dtype])
         subject.store(parts["k"], parts["k"] * 2, keys, values, torch.tensor([[0], [5], [3]]))
         found[f"keys {dtype}"], found[f"values {dtype}"] = keys, values
@@ -100,6 +105,14 @@ def test_what_stands_between_products(answers, dtype):
         half = torch.cat([-parts[name][..., 16:], parts[name][..., :16]], -1)
         turned = parts[name] * parts["cos"][:, None] + half * parts["sin"][:, None]
         torch.testing.assert_close(answers[f"{name} {dtype}"].double(), turned, **rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_vector_times_three_matrices(answers, dtype):
+    parts = {name: value.double() for name, value in small(dtype).items()}
+    for name in "abc":
+        wanted = parts[name] @ parts["one"].flatten() + (parts["bias"] if name == "b" else 0)
+        torch.testing.assert_close(answers[f"product {name} {dtype}"].double(), wanted, **rounding(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,6 +1,7 @@
 """A scoped instrument around a loaded model: what every attention head's tokens receive, without a T × T matrix.
 
-The forward itself stays SDPA's.
+On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can, in fp32; and what SDPA does
+not know (soft caps, sinks, biases) is computed here.
 """
 
 from __future__ import annotations
@@ -140,21 +141,49 @@ class Recorder:
         return found
 
     def __call__(self, call: Call, lse: Float[Tensor, "batch heads queries"] | None) -> None:
-        layer, q, k, score = call.layer, call.query, call.key, call.score
-        before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
-        call.refuse_other_keys(before + q.shape[2])
-        if self._announced is not None and layer in self.sums:
-            raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
-        seen = self._seen_by(call.mask, q, k.shape[2])
+        """Compute and keep what a layer's keys received; `lse`: the forward's own log-sum-exp, where it has one."""
+        q, k, score = call.query, call.key, call.score
+        seen = self._begin(call)
         if self.heads is not None:
             q, k, score, lse = _only(q, k, score, lse, self.heads)
         sums = self.kernel(q, k, **seen.common, **score, lse=lse)
         if self.kernel is kernels.received:
             plain = score["softcap"] is None and score["bias"] is None
             visible, sets = seen.common["visible"], seen.common["sets"]
-            self.computed_by[layer] = kernels.implementation(q, k, visible, sets, plain=plain)
+            by = kernels.implementation(q, k, visible, sets, plain=plain)
         else:
-            self.computed_by[layer] = self.kernel.__module__.rpartition(".")[-1]
+            by = self.kernel.__module__.rpartition(".")[-1]
+        self._keep(call.layer, seen, sums, by)
+
+    def jointly(self, call: Call, *, recorded: bool) -> Float[Tensor, "batch queries heads dim"] | None:
+        """The attention itself, and its sums kept if they are asked for, where one computation gives both; None elsewhere.
+
+        All layers go this way, so that a layer's numbers do not depend on which others are recorded.
+        """
+        if self.kernel is not kernels.received or call.query.device.type != "cpu" or not call.mask.causal_for_real:
+            return None
+        seen = self._begin(call) if recorded else self._seen_by(call.mask, call.query, call.key.shape[2])
+        found = kernels.attended(call.query, call.key, call.value, scale=call.score["scale"], **seen.common)
+        if found is None:
+            return None
+        out, sums = found
+        if recorded:
+            if self.heads is not None:
+                at = torch.tensor(_checked(self.heads, call.query.shape[1]), device=out.device)
+                sums = kernels.Sums(sums.received[:, :, at], sums.counts, sums.mass[:, at])
+            self._keep(call.layer, seen, sums, "joint")
+        return out
+
+    def _begin(self, call: Call) -> _Seen:
+        layer, q, k = call.layer, call.query, call.key
+        before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
+        call.refuse_other_keys(before + q.shape[2])
+        if self._announced is not None and layer in self.sums:
+            raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
+        return self._seen_by(call.mask, q, k.shape[2])
+
+    def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
+        self.computed_by[layer] = by
         finite = (torch.isfinite(sums.received).all(-1).all(1) & torch.isfinite(sums.mass).all(-1)).all(0)
         # Nobody may have looked since the part before.
         self._finite[layer] = finite & self._finite.get(layer, finite)
@@ -163,11 +192,13 @@ class Recorder:
             parts = self._parts.setdefault(layer, _Parts(self._announced[0]))
             parts.add(sums, seen.even, seen.common["sets"])
         else:
-            if sums.received.numel() > _KEPT_ON_DEVICE:
-                # A long prompt's sums of all layers would be gigabytes; this layer took far longer than the copy does.
-                sums = kernels.Sums(sums.received.cpu(), sums.counts.cpu(), sums.mass.cpu())
+            # A very long prompt's sums of all layers would be gigabytes; a layer of it takes far longer than the copy does.
+            received = sums.received[:, :1] if sums.received.stride(1) == 0 else sums.received
+            if received.numel() > _KEPT_ON_DEVICE:
+                received = received.cpu().expand(-1, sums.received.shape[1], -1, -1)
+                sums = kernels.Sums(received, sums.counts.cpu(), sums.mass.cpu())
             self.sums[layer], self.uniform[layer] = sums, seen.even
-        if not q.is_cuda:
+        if not finite.is_cuda:
             self.finish()
 
     def finish(self) -> None:
@@ -228,15 +259,20 @@ def _only(
     q: Tensor, k: Tensor, score: Mapping[str, Any], lse: Tensor | None, heads: Sequence[int]
 ) -> tuple[Tensor, Tensor, dict[str, Any], Tensor | None]:
     """The asked heads' queries with one key head each; `heads` are numbered from 1."""
-    if max(heads) > q.shape[1]:
-        raise BadStudy(f"no head {max(heads)}: this model's heads are 1 to {q.shape[1]} (numbered from 1)")
-    at = torch.tensor([head - 1 for head in heads], device=q.device)
+    at = torch.tensor(_checked(heads, q.shape[1]), device=q.device)
     chosen = dict(score)
     for name, axis in (("sinks", 0), ("bias", 1)):
         values: Tensor | None = chosen.get(name)
         if values is not None and values.shape[axis] == q.shape[1]:
             chosen[name] = values.index_select(axis, at)
     return q[:, at], k[:, at // (q.shape[1] // k.shape[1])], chosen, lse[:, at] if lse is not None else None
+
+
+def _checked(heads: Sequence[int], there: int) -> list[int]:
+    """Numbers from 0 of heads that are numbered from 1."""
+    if max(heads) > there:
+        raise BadStudy(f"no head {max(heads)}: this model's heads are 1 to {there} (numbered from 1)")
+    return [head - 1 for head in heads]
 
 
 @contextmanager
@@ -257,17 +293,20 @@ def capturing(
     def attend(call: Call) -> Tensor:
         recorded = call.layer in recorder.layers and not call.again
         plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
-        lse: Tensor | None = None
-        if not plain:
-            out = _own_forward(call)
-        elif (recorded or call.key.shape[2] > call.query.shape[2]) and (found := _forward_with_lse(call)) is not None:
-            out, lse = found
-        else:
-            out = _sdpa_forward(call)
-        if recorded:
-            recorder(call, lse)
-            if recorder.witness is not None:
-                recorder.witness(call, out)
+        out = recorder.jointly(call, recorded=recorded) if plain else None
+        if out is None:
+            lse: Tensor | None = None
+            cached = call.key.shape[2] > call.query.shape[2]
+            if not plain:
+                out = _own_forward(call)
+            elif (recorded or cached) and (found := _forward_with_lse(call)) is not None:
+                out, lse = found
+            else:
+                out = _sdpa_forward(call)
+            if recorded:
+                recorder(call, lse)
+        if recorded and recorder.witness is not None:
+            recorder.witness(call, out)
         return out
 
     with attending(model, attend):

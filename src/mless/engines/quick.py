@@ -39,7 +39,9 @@ def quick_steps(model: nn.Module) -> Generator[None]:
     # One at a time: a module's functions are shared by all models of its family.
     with _LOCK, ExitStack() as stack:
         found = ((module, _norm_of(module) or _gate_of(module)) for module in model.modules())
-        stack.enter_context(replacing([(module, forward) for module, forward in found if forward is not None]))
+        single = [(module, forward) for module, forward in found if forward is not None]
+        joined = [one for module in model.modules() for one in _joined_of(module)]
+        stack.enter_context(replacing(single + joined))
         for name in {type(module).__module__ for module in model.modules()}:
             holder: Any = sys.modules.get(name)
             own = getattr(holder, "apply_rotary_pos_emb", None)
@@ -184,6 +186,42 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     weight = next(gate.parameters())
     return forward if weight.ndim == 2 and _agree(forward, own, weight) else None
+
+
+def _joined_of(module: nn.Module) -> Replaced:
+    """Queries, keys and values of a single row by one kernel: the first to be asked for makes the others'."""
+    from mless.kernels import decoding_triton
+
+    parts: list[Any] = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    if not all(type(part) is nn.Linear and not _listened(part) and part.weight.is_contiguous() for part in parts):
+        return []
+    weights, biases = [part.weight for part in parts], [part.bias for part in parts]
+    if len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) > 1:
+        return []
+    owns = [part.forward for part in parts]
+    made: list[tuple[Tensor, list[Tensor]]] = []
+
+    def first(x: Tensor) -> Tensor:
+        made.clear()
+        if x.numel() != weights[0].shape[1] or x.dtype != weights[0].dtype:
+            return owns[0](x)
+        made.append((x, decoding_triton.products(x, weights, biases)))
+        return made[0][1][0].view(*x.shape[:-1], -1)
+
+    def later(which: int) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            if not made or made[0][0] is not x:
+                return owns[which](x)
+            return made[0][1][which].view(*x.shape[:-1], -1)
+
+        return forward
+
+    forwards = [first, later(1), later(2)]
+    for forward, own in zip(forwards, owns, strict=True):
+        if not _agree(lambda x, forward=forward: (first(x), forward(x))[1], own, weights[0], rows=1):
+            return []
+    made.clear()
+    return list(zip(parts, forwards, strict=True))
 
 
 def _rotary_of(own: Callable[..., Any], model: nn.Module) -> Callable[..., Any] | None:

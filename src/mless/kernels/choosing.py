@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless.kernels import streaming
+from mless.kernels import joint, streaming
 from mless.kernels.signature import Intervals, Sums, Visible
 
 Implementation = Literal["streaming", "triton", "hopper"]
@@ -76,3 +76,20 @@ def received(
     return received_triton.received(
         q, k, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans, lse=lse, quick=chosen == "hopper", **score
     )  # fmt: skip
+
+
+def attended(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value_dim"],
+    *,
+    scale: float,
+    visible: Visible,
+    sets: Bool[Tensor, "batch sets queries"],
+    spans: Int[Tensor, "batch keys"],
+    n_spans: int,
+) -> tuple[Float[Tensor, "batch queries heads value_dim"], Sums] | None:
+    """Attention and its `received` at once, where that is quicker than one after the other; else None."""
+    if not isinstance(visible, Intervals) or not joint.serves(q, k, v, visible):
+        return None
+    return joint.attended(q, k, v, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans)

@@ -10,7 +10,7 @@ length decides, without atomics: the same bits alone, among others and every tim
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -124,6 +124,24 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     out = torch.empty_like(gate)
     _gated_kernel[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), BLOCK=1024, num_warps=4)
     return out
+
+
+@_guarded
+def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """One vector times three matrices (outputs × inputs) at once; each alone would be too small to keep a GPU's memory busy."""
+    size, sizes = x.numel(), [weight.shape[0] for weight in weights]
+    out = torch.empty(sum(sizes), dtype=x.dtype, device=x.device)
+    rows = 4
+    pointers = [
+        one
+        for weight, bias in zip(weights, biases, strict=True)
+        for one in (weight, bias if bias is not None else weight)
+    ]
+    _products_kernel[(sum(triton.cdiv(n, rows) for n in sizes),)](
+        x.contiguous(), *pointers, out, *sizes, size,
+        BIASED=tuple(bias is not None for bias in biases), ROWS=rows, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+    return list(out.split(sizes))
 
 
 # ---- the kernels -----------------------------------------------------------------------------------------------------
@@ -266,3 +284,37 @@ def _gated_kernel(gate, up, out, size, BLOCK: tl.constexpr):
     g = tl.load(gate + i, mask=there, other=0.0).to(tl.float32)
     act = (g / (1 + tl.exp2(-g * _LOG2E))).to(kind).to(tl.float32)
     tl.store(out + i, (act * tl.load(up + i, mask=there, other=0.0).to(tl.float32)).to(kind), mask=there)
+
+
+@triton.jit
+def _products_kernel(
+    x, weight_a, bias_a, weight_b, bias_b, weight_c, bias_c, out, n_a, n_b, n_c, size,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    blocks_a, blocks_b = tl.cdiv(n_a, ROWS), tl.cdiv(n_b, ROWS)
+    if index < blocks_a:
+        _product(x, weight_a, bias_a, out, index, n_a, size, BIASED[0], ROWS, BLOCK)
+    elif index < blocks_a + blocks_b:
+        _product(x, weight_b, bias_b, out + n_a, index - blocks_a, n_b, size, BIASED[1], ROWS, BLOCK)
+    else:
+        _product(x, weight_c, bias_c, out + n_a + n_b, index - blocks_a - blocks_b, n_c, size, BIASED[2], ROWS, BLOCK)
+
+
+@triton.jit
+def _product(x, weight, bias, out, index, n, size, BIASED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = index * ROWS + tl.arange(0, ROWS)
+    there = row < n
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in range(0, size, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        w = tl.load(
+            weight + row[:, None].to(tl.int64) * size + i[None, :],
+            mask=there[:, None] & (i < size)[None, :],
+            other=0.0,
+        )
+        total += w.to(tl.float32) * tl.load(x + i, mask=i < size, other=0.0).to(tl.float32)[None, :]
+    value = tl.sum(total, axis=1)
+    if BIASED:
+        value += tl.load(bias + row, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row, value.to(out.dtype.element_ty), mask=there)

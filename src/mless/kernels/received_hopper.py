@@ -5,7 +5,8 @@ warp groups work on a multiprocessor, and while one takes exponentials the tenso
 keys, so that a query's log-sum-exp is two numbers of a thread and a key's sum is added up inside a thread; threads meet at the end only.
 
 Two arrangements, the same additions in the same order and so the same bits: short prompts have programs of one warp group, three of
-which fit on a multiprocessor; for long ones three warp groups with a block of keys each share the tiles of queries that a fourth fetches.
+which fit on a multiprocessor; for long ones three warp groups with a block of keys each share the tiles of queries that a fourth fetches,
+and take turns at the tensor cores.
 benchmarks/README.md says what each try gave.
 """
 
@@ -35,8 +36,9 @@ _SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
 #: From how many keys on sharing the tiles among three warp groups is quicker, for which head sizes it fits, and with how many tiles ahead.
 _LONG = 16384
 _SHARED = {64: 6, 128: 4}
-#: Heads that long prompts take side by side.
-_SIDE = 2
+#: Heads that long prompts take side by side: few, whose queries stay in the cache together; and the last ones all together, so that the
+#: programs that end the work are small ones.
+_SIDE, _LAST = 2, 8
 
 
 def fits(q: Tensor, k: Tensor) -> bool:
@@ -68,16 +70,16 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, lse: Tensor) -> tu
     q_desc, q_at = _described(q, _BM)
     k_desc, k_at = _described(k, bn)
     # Programs start in the order of their numbers: heads side by side, and of each the first keys first, which have the most to add.
-    # All heads together balance best; a few at a time find more of the queries in the cache.
-    side = min(_SIDE, batch * heads) if long else batch * heads
-    numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], side, batch * heads, *q_at, *k_at)
+    pairs = batch * heads
+    early = max(0, pairs - _LAST) // _SIDE * _SIDE if long else 0
+    numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], _SIDE, early, pairs, *q_at, *k_at)
     pointers = (q_desc, k_desc, level, weights, ends, out, own)
     constants = {"SETS": n_sets, "BM": _BM, "BN": bn, "D": dim, "NBUF": buffers}
     if long:
-        grid = (batch * heads * triton.cdiv(keys, 3 * bn),)
+        grid = (pairs * triton.cdiv(keys, 3 * bn),)
         _long[grid](*pointers, *numbers, **constants, num_warps=4)
     else:
-        grid = (batch * heads * triton.cdiv(keys, bn),)
+        grid = (pairs * triton.cdiv(keys, bn),)
         _short[grid](*pointers, *numbers, **constants, num_warps=4, maxnreg=168)
     return out, own
 
@@ -158,14 +160,17 @@ if gluon is not None:
         return a, b
 
     @gluon.jit
-    def _turn(side, pairs, blocks):
-        """Which batch row and head a program is for, and which block of keys."""
+    def _task(side, early, pairs, blocks):
+        """Which batch row and head a program is for, and which block of keys: the early ones a few at a time, the others all together."""
         index = gl.program_id(0)
-        group = index // (side * blocks)
+        first = index // (side * blocks) * side
         inside = index % (side * blocks)
-        # The last group may be smaller.
-        width = gl.minimum(side, pairs - group * side)
-        return group * side + inside % width, inside // width
+        width = side
+        if index >= early * blocks:
+            first = early
+            inside = index - early * blocks
+            width = pairs - early
+        return first + inside % width, inside // width
 
     @gluon.jit
     def _placed(index, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first):
@@ -184,7 +189,7 @@ if gluon is not None:
 
     @gluon.jit
     def _short(
-        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, pairs,
+        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, early, pairs,
         q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
         SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
     ):  # fmt: skip
@@ -192,7 +197,7 @@ if gluon is not None:
             version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BN, 16]
         )
         DIAGONAL: gl.constexpr = BN // BM
-        pair, block = _turn(side, pairs, gl.cdiv(keys, BN))
+        pair, block = _task(side, early, pairs, gl.cdiv(keys, BN))
         first = block * BN
         b, h, begin, q_row, q_col, k_row, k_col = _placed(
             pair, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first
@@ -278,8 +283,8 @@ if gluon is not None:
 
     @gluon.jit
     def _scored(
-        t, q_tiles, turned, ready, free, levels, weights, left,
-        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
+        t, q_tiles, turned, ready, free, turns, turn, levels, weights, left,
+        WHICH: gl.constexpr, IN_TURN: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
         rows = t * BM + gl.arange(0, BM, gl.SliceLayout(1, mma))
@@ -287,14 +292,21 @@ if gluon is not None:
         level, second = _levels(levels, weights, rows, left, SETS)
         slot = t % NBUF
         mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
+        # Two products at once would each take twice as long, and then all groups take exponentials while the tensor cores rest.
+        if IN_TURN:
+            mbarrier.wait(
+                turns.index(WHICH), (turn & 1) ^ (WHICH == 0)
+            )  # the first group's first turn needs nobody before it
         s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, [s])
+        if IN_TURN:
+            mbarrier.arrive(turns.index((WHICH + 1) % 3), count=1)
         mbarrier.arrive(free.index(slot), count=1)
         return s, level, second, rows
 
     @gluon.jit
     def _add(
-        q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c,
+        q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c,
         WHICH: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
@@ -311,10 +323,36 @@ if gluon is not None:
             mbarrier.arrive(free.index(t % NBUF), count=1)
         mbarrier.wait(k_ready, 0)
         for t in range(before, gl.minimum(diagonal, tiles)):
-            s, level, second, rows = _scored(t, q_tiles, turned, ready, free, levels, weights, left, SETS, BM, BN, NBUF)
+            s, level, second, rows = _scored(
+                t, q_tiles, turned, ready, free, turns, 0, levels, weights, left, WHICH, False, SETS, BM, BN, NBUF
+            )
             a, b = _diagonal(s, level, second, ahead + rows, places, own, count, a, b, c, SETS, BM, BN)
-        for t in range(diagonal, tiles):
-            s, level, second, _ = _scored(t, q_tiles, turned, ready, free, levels, weights, left, SETS, BM, BN, NBUF)
+        # In turns from where on all three have whole tiles.
+        common = gl.cdiv(gl.maximum(3 * BN - ahead, 0), BM)
+        for t in range(diagonal, gl.minimum(common, tiles)):
+            s, level, second, _ = _scored(
+                t, q_tiles, turned, ready, free, turns, 0, levels, weights, left, WHICH, False, SETS, BM, BN, NBUF
+            )
+            a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
+        for t in range(common, tiles):
+            s, level, second, _ = _scored(
+                t,
+                q_tiles,
+                turned,
+                ready,
+                free,
+                turns,
+                t - common,
+                levels,
+                weights,
+                left,
+                WHICH,
+                True,
+                SETS,
+                BM,
+                BN,
+                NBUF,
+            )
             a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
         totals.index(WHICH * SETS).store(_total(a, 4))
         if SETS == 2:
@@ -322,11 +360,11 @@ if gluon is not None:
 
     @gluon.jit
     def _long(
-        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, pairs,
+        q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, early, pairs,
         q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
         SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
     ):  # fmt: skip
-        pair, block = _turn(side, pairs, gl.cdiv(keys, 3 * BN))
+        pair, block = _task(side, early, pairs, gl.cdiv(keys, 3 * BN))
         first = block * (3 * BN)
         b, h, begin, q_row, q_col, k_row, k_col = _placed(
             pair, heads, groups, queries, keys, q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h, first
@@ -339,6 +377,9 @@ if gluon is not None:
         ready = gl.allocate_shared_memory(gl.int64, [NBUF, 1], mbarrier.MBarrierLayout())
         free = gl.allocate_shared_memory(gl.int64, [NBUF, 1], mbarrier.MBarrierLayout())
         k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        turns = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(3):
+            mbarrier.init(turns.index(i), count=1)
         for i in gl.static_range(NBUF):
             mbarrier.init(ready.index(i), count=1)
             mbarrier.init(free.index(i), count=3)
@@ -351,9 +392,9 @@ if gluon is not None:
         # Registers: the launch gives every thread 128; the fetching warps give most of theirs back to those that add.
         gl.warp_specialize(
             [
-                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 0, SETS, BM, BN, NBUF)),
-                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 1, SETS, BM, BN, NBUF)),
-                (_add, (q_tiles, k_tiles, totals, ready, free, k_ready, levels, weights, own, tiles, left, ahead, count, c, 2, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 0, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 1, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 2, SETS, BM, BN, NBUF)),
                 (_fetch, (q_desc, k_desc, q_tiles, k_tiles, ready, free, k_ready, tiles, q_row, q_col, k_row, k_col, BM, BN, D, NBUF)),
             ],
             [4, 4, 1],

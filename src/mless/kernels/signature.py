@@ -116,3 +116,21 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
     if not bool(fits):
         return None
     return Intervals(rising.contiguous(), keys, whole=not bool(rising.any()))
+
+
+def mass_of(
+    sent: Float[Tensor, "batch heads keys"],
+    spans: Int[Tensor, "batch keys"],
+    n_spans: int,
+    members: Bool[Tensor, "batch queries"],
+    to_sink: Float[Tensor, "batch heads queries"] | None = None,
+) -> Float[Tensor, "batch heads spans_and_sink"]:
+    """Mass by span, on a CPU, from what each key got from the last set's queries, its own share of itself included.
+
+    One key after the other, and zeros behind the last one change nothing: the same bits for every length of padding.
+    """
+    mass = torch.zeros(*sent.shape[:2], n_spans + 1, dtype=torch.float64)
+    mass.scatter_add_(-1, spans.long()[:, None].expand_as(sent), sent.double())
+    if to_sink is not None:
+        mass[..., -1] = to_sink.double().cumsum(-1)[..., -1:].sum(-1)
+    return (mass / members.sum(-1).clamp(min=1)[:, None, None]).float()

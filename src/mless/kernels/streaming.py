@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless.kernels.signature import Intervals, Sums, Visible
+from mless.kernels.signature import Intervals, Sums, Visible, mass_of
 
 #: Most score elements held at once (batch × heads × rows × keys), 64 MB in fp32.
 BLOCK_ELEMENTS = 1 << 24
@@ -227,17 +227,15 @@ class _Work:
         sums = self.sums.view(self.batch, self.heads, -1, self.sums.shape[-1])[..., : self.n_keys]
         sent = sums[:, :, -1].clone()
         sent[..., self.offset :] += self._in_order(self.own)
-        mass = torch.zeros(self.batch, self.heads, n_spans + 1, device=sums.device)
+        share = self._in_order(self.to_sink) if self.sinks is not None else None
         if self.on_cpu:
-            # One after the other, and zeros behind the last one change nothing: the same bits for every length of padding.
-            mass = mass.double().scatter_add_(-1, spans.long()[:, None].expand_as(sent), sent.double())
+            mass = mass_of(sent, spans, n_spans, self.apart[:, -1], share)
         else:
-            one_hot = torch.nn.functional.one_hot(spans.long(), n_spans).float()
-            mass[..., :-1] = sent @ one_hot
-        if self.sinks is not None:
-            share = self._in_order(self.to_sink)
-            mass[..., -1] = share.double().cumsum(-1)[..., -1:].sum(-1) if self.on_cpu else share.sum(-1)
-        mass = (mass / self.apart[:, -1].sum(-1).clamp(min=1)[:, None, None]).float()
+            mass = torch.zeros(self.batch, self.heads, n_spans + 1, device=sums.device)
+            mass[..., :-1] = sent @ torch.nn.functional.one_hot(spans.long(), n_spans).float()
+            if share is not None:
+                mass[..., -1] = share.sum(-1)
+            mass /= self.apart[:, -1].sum(-1).clamp(min=1)[:, None, None]
         n_sets = self.sets.shape[1]
         return Sums(sums.transpose(1, 2).expand(-1, n_sets, -1, -1), self.counts.expand(-1, n_sets, -1), mass)
 

@@ -1,0 +1,157 @@
+"""Attention and what its keys receive at once, on a CPU, against both computed in double precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mless import kernels
+from mless.kernels import joint, reference
+
+#: heads, key heads, tokens, head size, value size: before, at and beyond the border of small blocks, and groups that divide no block evenly
+SIZES = {
+    "one token": (3, 1, 1, 16, 16),
+    "GQA3": (9, 3, 700, 64, 64),
+    "GQA7": (14, 2, 640, 64, 64),
+    "MHA, values differ": (4, 4, 333, 80, 48),
+    "MQA, a border": (4, 1, 512, 32, 32),
+    "MLA": (2, 2, 130, 192, 128),
+}
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def given(
+    heads: int, kv: int, tokens: int, dim: int, width: int, *, rows: int = 1, size: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens + dim)
+    shapes = ((heads, dim), (kv, dim), (kv, width))
+    q, k, v = (torch.randn(rows, tokens, n, wide, generator=generator).transpose(1, 2) for n, wide in shapes)
+    return q * size, k, v
+
+
+def asked(lengths: list[int], *, two: bool = True) -> dict[str, object]:
+    tokens = max(lengths)
+    at = torch.arange(tokens)
+    real = at < torch.tensor(lengths)[:, None]
+    sets = torch.stack([real, real & (at % 3 != 1)], 1) if two else real[:, None].expand(-1, 2, -1)
+    starts = torch.zeros(len(lengths), tokens, dtype=torch.int32)
+    visible = kernels.Intervals(starts, tokens, whole=True)
+    # Spans of a token do not depend on how long the batch is.
+    return {"visible": visible, "sets": sets, "spans": (at % 5).expand(len(lengths), -1), "n_spans": 5}
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (one.double().repeat_interleave(groups, 1) for one in (k, v))
+    scores = q.double() @ keys.transpose(-1, -2) * scale
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+    return (torch.softmax(scores.masked_fill(later, -math.inf), -1) @ values).transpose(1, 2)
+
+
+@pytest.mark.parametrize("two", [True, False], ids=["two sets", "one set"])
+@pytest.mark.parametrize("size", SIZES)
+def test_both_are_right(size: str, two: bool, threads: int) -> None:
+    q, k, v = given(*SIZES[size])
+    what = asked([q.shape[2]], two=two)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(out.double(), attention(q, k, v, 0.2), rtol=1e-5, atol=1e-5)
+    wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(sums.mass.double(), wanted.mass.double(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(sums.counts, wanted.counts)
+
+
+@pytest.mark.parametrize("shift", [0.0, 400.0, -400.0], ids=["mixed", "all large", "all small"])
+def test_scores_beyond_the_range_of_floats(shift: float, threads: int) -> None:
+    """2^score of some queries, or of all, is no float; others' bits stay what they are without them."""
+    q, k, v = given(9, 3, 700, 64, 64)
+    steep = torch.rand(700, generator=torch.Generator().manual_seed(1)) < (0.02 if not shift else 1.1)
+    q[..., 0] += shift
+    k[..., 0] = 10.0
+    large = q * torch.where(steep & (shift == 0), 60.0, 1.0)[:, None]
+    what = asked([700])
+    out, sums = joint.attended(large, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    wanted = reference.received(large, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    # A score of a thousand is right to a ten-thousandth in fp32, and so is its exponential.
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(out.double(), attention(large, k, v, 0.2), rtol=5e-3, atol=5e-3)
+    plain, _ = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(out[0, ~steep], plain[0, ~steep])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_models_lose_nothing_but_the_rounding_of_the_output(dtype: torch.dtype) -> None:
+    q, k, v = (one.to(dtype) for one in given(*SIZES["GQA3"]))
+    what = asked([q.shape[2]])
+    out, sums = joint.attended(q, k, v, scale=0.125, **what)  # pyright: ignore[reportArgumentType]
+    exact, same = joint.attended(q.float(), k.float(), v.float(), scale=0.125, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(out, exact.to(dtype))
+    assert torch.equal(sums.received, same.received)
+
+
+@pytest.mark.parametrize("size", [1.0, 40.0], ids=["plain", "steep"])
+def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, threads: int) -> None:
+    lengths = [900, 1, 513, 64, 640]
+    q, k, v = given(9, 3, 900, 64, 64, rows=5, size=size)
+    what = asked(lengths)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    for row, n in enumerate(lengths):
+        one = slice(row, row + 1)
+        alone, its = joint.attended(q[one, :, :n], k[one, :, :n], v[one, :, :n], scale=0.2, **asked([n]))  # pyright: ignore[reportArgumentType]
+        assert torch.equal(alone[0], out[row, :n])
+        assert torch.equal(its.received[0], sums.received[row, ..., :n])
+        assert torch.equal(its.mass[0], sums.mass[row])
+
+
+def test_threads_change_no_bit_of_what_workers_compute_and_stay_as_they_were() -> None:
+    q, k, v = given(9, 3, 1500, 64, 64)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for n in (2, 3):
+            torch.set_num_threads(n)
+            found.append(joint.attended(q, k, v, scale=0.2, **asked([1500])))  # pyright: ignore[reportArgumentType]
+            assert torch.get_num_threads() == n
+    finally:
+        torch.set_num_threads(before)
+    (one, its), (other, others) = found
+    assert torch.equal(one[:, 512:], other[:, 512:])
+    assert torch.equal(its.received[..., 600:], others.received[..., 600:])
+
+
+def test_it_serves_whole_prompts_without_gradients_only() -> None:
+    q, k, v = given(*SIZES["GQA3"])
+    visible = asked([700])["visible"]
+    assert isinstance(visible, kernels.Intervals)
+    assert joint.serves(q, k, v, visible)
+    assert not joint.serves(q[:, :, 10:], k, v, visible)
+    assert not joint.serves(q.double(), k, v, visible)
+    assert not joint.serves(q.requires_grad_(), k, v, visible)
+    with torch.no_grad():
+        assert joint.serves(q, k, v, visible)
+    assert not joint.serves(q, k, v, kernels.Intervals(visible.starts + 1, 700, whole=False))
+
+
+def test_it_works_in_every_mode_one_after_the_other() -> None:
+    """What is kept between calls was made in one mode and is used in another."""
+    q, k, v = given(*SIZES["GQA3"])
+    what = asked([700])
+    with torch.inference_mode():
+        first, _ = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():
+        second, _ = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    third, _ = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    second += 1  # an ordinary tensor
