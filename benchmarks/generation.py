@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from mless.engines.base import Decoding, Request
@@ -158,6 +159,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if not asked.cpu else torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
     }
     told: list[dict[str, Any]] = []
 

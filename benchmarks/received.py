@@ -251,15 +251,19 @@ def first_layer_row(shape: str, tokens: int, plain_ms: float) -> dict[str, Any]:
 
 
 def scaling_rows() -> Iterator[dict[str, Any]]:
-    """One thing grows at a time. `per_unit`: time over what the mathematics says (tokens², heads, rows, layers), the first of a group being 1."""
+    """One thing grows at a time. `per_unit`: time over what the mathematics says (tokens², heads, rows, layers), the largest of a group being 1.
 
-    def group(name: str, sizes: Sequence[int], unit: Callable[[int], float], ms: Callable[[int], float]):
-        first = 0.0
+    Where little is computed, starting it takes longer: the smallest sizes show that.
+    """
+
+    def group(
+        name: str, sizes: Sequence[int], unit: Callable[[int], float], ms: Callable[[int], float]
+    ) -> Iterator[dict[str, Any]]:
+        took = {size: ms(size) for size in sizes}
+        last = took[sizes[-1]] / unit(sizes[-1])
         for size in sizes:
-            took = ms(size)
-            first = first or took / unit(size)
-            row = {"what": "scaling", "in": name, "size": size, "ms": round(took, 3)}
-            yield row | {"per_unit": round(took / unit(size) / first, 3)}
+            row = {"what": "scaling", "in": name, "size": size, "ms": round(took[size], 3)}
+            yield row | {"per_unit": round(took[size] / unit(size) / last, 3)}
 
     def kernel(tokens: int = 16384, n: int = 28, rows: int = 1) -> float:
         q, k, v = heads(rows, tokens, n, max(1, n // 7), 128)

@@ -52,19 +52,27 @@ def test_a_mask_that_loses_a_window_is_found_out(monkeypatch):
         prove(model, PROMPT, [1])
 
 
+@pytest.mark.parametrize("road", ["jointly", "sdpa"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, monkeypatch):
+def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, road, monkeypatch):
     """One token's hidden state is far larger than the rest in a real model; a check against the largest would see nothing."""
     import mless
 
     model = mless.load("smollm2", layers=6, dtype=dtype)
     (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
     jointly = capture.Recorder.jointly
+    sdpa, with_lse = capture._sdpa_forward, capture._forward_with_lse
 
     def lazy(self, call, *, recorded):
-        return jointly(self, call, recorded=recorded) * (call.layer != 6)
+        return jointly(self, call, recorded=recorded) * (call.layer != 6) if road == "jointly" else None
+
+    def lazy_with_lse(call):
+        found = with_lse(call)
+        return found and (found[0] * (call.layer != 6), found[1])
 
     monkeypatch.setattr(capture.Recorder, "jointly", lazy)
+    monkeypatch.setattr(capture, "_sdpa_forward", lambda call: sdpa(call) * (call.layer != 6))
+    monkeypatch.setattr(capture, "_forward_with_lse", lazy_with_lse)
     with pytest.raises(ProofFailed, match="layer 6: its attention output differs"):
         prove(model, prompt, [6])
 

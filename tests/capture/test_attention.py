@@ -179,6 +179,31 @@ def test_the_forward_inside_is_the_plain_forward_up_to_rounding_whatever_is_reco
         assert torch.equal(found[layers], found[(3,)])
 
 
+@pytest.mark.parametrize("layers", [[1], [3]])
+@pytest.mark.parametrize("more", [1, 3])
+def test_a_forward_with_a_cache_is_refused_whatever_is_recorded(layers, more):
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    with torch.inference_mode(), capturing(model.model, layers=layers):
+        cache = model.model(input_ids=tokens, use_cache=True).past_key_values
+        with pytest.raises(UnsupportedArchitecture, match=rf"layer {layers[0]} attends from {more} queries"):
+            model.model(input_ids=tokens[:, :more], past_key_values=cache, use_cache=True)
+
+
+def test_asked_for_some_heads_two_sets_that_are_one_take_the_memory_of_one():
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    with torch.inference_mode():
+        with capturing(model.model, layers=[1]) as recorder:
+            model.model(input_ids=tokens, use_cache=False)
+            whole = recorder.sums[1].received
+        with capturing(model.model, layers=[1], heads=[2, 4]) as recorder:
+            model.model(input_ids=tokens, use_cache=False)
+            some = recorder.sums[1].received
+    assert some.stride(1) == whole.stride(1) == 0
+    assert torch.equal(some, whole[:, :, [1, 3]])
+
+
 def test_with_another_kernel_the_forward_inside_is_the_plain_forward_bit_for_bit():
     model = tiny("llama")
     tokens = torch.tensor([PROMPTS[0].token_ids])

@@ -190,6 +190,24 @@ def test_a_much_longer_neighbour_is_not_noticed_in_fp32() -> None:
         assert torch.equal(engine._trace(rows, 3)[0], short)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reading_the_filled_slots_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same logits up to rounding as with all slots; and the same bits whoever stands beside."""
+    model = answering("qwen2", dtype=dtype, max_position_embeddings=1024)
+    requests = asked(*(3 + 5 * n for n in range(22)), 340, 600)
+    with HfEngine(model, length=700, slots=24) as engine:
+        assert engine.about()["attention"] == "sdpa over the filled cache"
+        short = engine._trace(requests, 4)
+        for one in (0, 12, 22, 23):
+            assert torch.equal(engine._trace([requests[one]], 4)[0], short[one])
+    monkeypatch.setattr("mless.engines.hf.rows_are_apart", lambda cache, groups: False)
+    with HfEngine(model, length=700, slots=24) as engine:
+        assert engine.about()["attention"] == "sdpa"
+        for all_slots, filled in zip(engine._trace(requests, 1), short, strict=True):
+            gap = (all_slots[0].float() - filled[0].float()).norm() / all_slots[0].float().norm()
+            assert gap < (1e-5 if dtype == torch.float32 else 0.02)
+
+
 def test_a_decoding_that_is_not_the_models_own_is_found_out(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -725,7 +743,7 @@ def test_what_is_recorded_of_it(llama: LoadedModel) -> None:
         "mode": "row-stable",
         "slots": 4,
         "length": 128,
-        "attention": "sdpa",
+        "attention": "sdpa over the filled cache",
         "decode": "eager",
         "dtype": "float32",
         "device": "cpu",

@@ -85,3 +85,60 @@ def test_without_a_gpu_and_in_fp32_nothing_is_replaced() -> None:
     assert packed_products(net, ROWS) == []
     with quick_steps(net):
         assert not any("forward" in vars(module) for module in net.modules())
+
+
+# ---- queries, keys and values of one row, by one kernel --------------------------------------------------------------
+
+
+@pytest.fixture
+def asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The kernel itself is tested in tests/kernels; here plain products stand for it, and are counted."""
+    decoding = pytest.importorskip("mless.kernels.decoding_triton")
+    calls: list[int] = []
+
+    def products(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        calls.append(len(weights))
+        return [nn.functional.linear(x, w, b).flatten() for w, b in zip(weights, biases, strict=True)]
+
+    monkeypatch.setattr(decoding, "products", products)
+    return calls
+
+
+def test_one_row_asks_once_for_queries_keys_and_values(asked_of_the_kernel: list[int]) -> None:
+    net = model(torch.float32)
+    joined = [one for module in net.modules() for one in quick._joined_of(module)]
+    layers = net.config.num_hidden_layers
+    assert len(joined) == 3 * layers
+    before = logits(net, 1), logits(net, 3)
+    asked_of_the_kernel.clear()
+    with replacing(joined):
+        torch.testing.assert_close(logits(net, 1), before[0])
+        assert len(asked_of_the_kernel) == layers
+        # For several rows the model's own products serve.
+        assert torch.equal(logits(net, 3), before[1])
+        assert len(asked_of_the_kernel) == layers
+
+
+def test_keys_of_another_input_are_not_those_of_the_one_before(asked_of_the_kernel: list[int]) -> None:
+    net = model(torch.float32)
+    attention = next(module for module in net.modules() if hasattr(module, "q_proj"))
+    (_, first), (key, second), _ = quick._joined_of(attention)
+    one, other = torch.randn(2, 1, 1, key.in_features)
+    first(one)
+    torch.testing.assert_close(second(one), key(one))
+    torch.testing.assert_close(second(other), key(other))
+    first(torch.randn(1, 2, key.in_features))
+    torch.testing.assert_close(second(one), key(one))
+
+
+def test_quantised_and_listened_products_are_left_alone(asked_of_the_kernel: list[int]) -> None:
+    class Packed(torch.Tensor):
+        """As quantised loads have it: a linear layer's weight that is a tensor of a kind of its own."""
+
+    net = model(torch.float32)
+    attentions = [module for module in net.modules() if hasattr(module, "q_proj")]
+    attentions[0].k_proj.register_forward_hook(lambda module, args, output: None)
+    weight = attentions[1].v_proj.weight.detach().as_subclass(Packed)
+    attentions[1].v_proj.weight = nn.Parameter(weight, requires_grad=False)
+    assert type(attentions[1].v_proj.weight) is not nn.Parameter
+    assert [bool(quick._joined_of(module)) for module in attentions] == [False, False] + [True] * (len(attentions) - 2)

@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_answerers import answering
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from mless.engines.slots import Layout, SlotCache, attend, has_experts, row_by_row_experts, slot_attention
+from mless.engines.slots import (
+    Layout,
+    SlotCache,
+    attend,
+    has_experts,
+    row_by_row_experts,
+    rows_are_apart,
+    slot_attention,
+)
 from mless.errors import UnsupportedArchitecture
 
 
@@ -32,6 +42,61 @@ def window_of(size: int) -> Any:
         return (key <= query) & (key > query - size)
 
     return sees
+
+
+# ---- what is read ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_read_as_far_as_its_own_length_says() -> None:
+    layout = layout_of([[3], [0], [64], [127], [63], [300], [383], [384], [900]])
+    layout.look(960)
+    ends = [64, 64, 128, 128, 64, 384, 384, 512, 960]
+    assert [end for rows, end in layout.filled for _ in range(rows.start, rows.stop)] == ends
+    assert [rows.start for rows, _ in layout.filled] == [0, 2, 4, 5, 7, 8]
+    layout = layout_of([[5]] * 20)
+    layout.look(40)
+    assert layout.filled == [(slice(0, 20), 40)]
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
+def test_what_is_read_holds_the_row_and_little_more(lasts: list[int]) -> None:
+    layout = layout_of([[last] for last in lasts])
+    layout.look(10_000)
+    ends = [end for rows, end in layout.filled for _ in range(rows.start, rows.stop)]
+    assert len(ends) == len(lasts)
+    for last, end in zip(lasts, ends, strict=True):
+        assert last < end <= max(64, 1.5 * (last + 1) + 64)
+        assert end % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 3, 7])
+def test_rows_of_a_call_are_apart(dtype: torch.dtype, groups: int) -> None:
+    assert rows_are_apart(empty_cache(700, dtype), {groups})
+
+
+def test_rows_that_are_not_apart_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any layer, and for any number of heads that share a key."""
+    for kind in (
+        lambda q, k: len(k) > 8,
+        lambda q, k: len(k) == 7 and k.shape[1] == 5,
+        lambda q, k: len(k) == 2 and q.shape[1] == 35,
+    ):
+
+        def louder(query: Any, key: Any, value: Any, mask: Any, scale: float, kind: Any = kind) -> Any:
+            return attend(query, key, value, mask, scale) * (1 + 1e-6 * kind(query, key))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("mless.engines.slots.attend", louder)
+            assert not rows_are_apart(empty_cache(700, torch.float32, 3, 5), {1, 7})
+
+
+def empty_cache(length: int, dtype: torch.dtype, *kv_heads: int) -> SlotCache:
+    heads = kv_heads or (3,)
+    cache = SlotCache(len(heads), length, Layout())
+    for layer, n in zip(cache.slot_layers, heads, strict=True):
+        layer.lazy_initialization(*(torch.zeros(2, n, 1, 64, dtype=dtype) for _ in range(2)))
+    return cache
 
 
 # ---- who sees what -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -72,22 +74,42 @@ def test_both_are_right(size: str, two: bool, threads: int) -> None:
     assert torch.equal(sums.counts, wanted.counts)
 
 
-@pytest.mark.parametrize("shift", [0.0, 400.0, -400.0], ids=["mixed", "all large", "all small"])
-def test_scores_beyond_the_range_of_floats(shift: float, threads: int) -> None:
-    """2^score of some queries, or of all, is no float; others' bits stay what they are without them."""
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many key heads each pass over a prompt was for."""
+    passes: list[int] = []
+    added = joint._Prompt._added
+    monkeypatch.setattr(joint._Prompt, "_added", lambda self, heads: (passes.append(len(heads)), added(self, heads))[1])
+    return passes
+
+
+@pytest.mark.parametrize("shift", [400.0, -400.0], ids=["large", "small"])
+def test_scores_beyond_the_range_of_floats(shift: float, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = given(9, 3, 700, 64, 64)
-    steep = torch.rand(700, generator=torch.Generator().manual_seed(1)) < (0.02 if not shift else 1.1)
     q[..., 0] += shift
     k[..., 0] = 10.0
-    large = q * torch.where(steep & (shift == 0), 60.0, 1.0)[:, None]
-    what = asked([700])
-    out, sums = joint.attended(large, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
-    wanted = reference.received(large, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    what, passes = asked([700]), counted(monkeypatch)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert passes == [3, 3]
     # A score of a thousand is right to a ten-thousandth in fp32, and so is its exponential.
+    wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=5e-3, atol=5e-3)
-    torch.testing.assert_close(out.double(), attention(large, k, v, 0.2), rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(out.double(), attention(q, k, v, 0.2), rtol=5e-3, atol=5e-3)
+
+
+def test_some_steep_queries_leave_the_others_bits_alone(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = given(9, 3, 700, 64, 64)
+    steep = torch.rand(700, generator=torch.Generator().manual_seed(1)) < 0.02
+    assert 0 < int(steep.sum()) < 40
+    large = q.clone()
+    large[:, :3, steep] *= 100.0  # heads of the first key head
+    what, passes = asked([700]), counted(monkeypatch)
     plain, _ = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    out, sums = joint.attended(large, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert passes == [3, 3, 1]
     assert torch.equal(out[0, ~steep], plain[0, ~steep])
+    assert torch.equal(out[0, :, 3:], plain[0, :, 3:])
+    wanted = reference.received(large, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -155,3 +177,71 @@ def test_it_works_in_every_mode_one_after_the_other() -> None:
     assert torch.equal(first, second)
     assert torch.equal(first, third)
     second += 1  # an ordinary tensor
+
+
+def test_without_threads_of_its_own_it_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = given(9, 3, 900, 64, 64)
+    with_threads = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
+    for name, instead in (("_threads_are_their_own", lambda: False), ("_pool", lambda workers: None)):
+        with monkeypatch.context() as patch:
+            patch.setattr(joint, name, instead)
+            out, sums = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
+        torch.testing.assert_close(out, with_threads[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(sums.received, with_threads[1].received, rtol=1e-6, atol=1e-6)
+
+
+def test_where_no_thread_can_be_started_it_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, start, started = torch.get_num_threads(), threading.Thread.start, []
+
+    def once(self: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(start(self))
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    assert joint._made(3) is None
+    assert torch.get_num_threads() == before
+
+
+def test_a_fault_in_a_worker_is_the_callers(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    q, k, v = given(9, 3, 900, 64, 64)
+    add = joint._Prompt._add
+
+    def faulty(self: object, heads: slice, block: tuple[int, int], sums: Tensor) -> None:
+        if block[0] > 700:
+            raise MemoryError("no room")
+        add(self, heads, block, sums)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(joint._Prompt, "_add", faulty)
+    with pytest.raises(MemoryError, match="no room"):
+        joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
+    monkeypatch.undo()
+    out, _ = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(out.double(), attention(q, k, v, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_two_threads_may_ask_at_once(threads: int) -> None:
+    given_of = [given(9, 3, tokens, 64, 64) for tokens in (900, 700)]
+
+    def of(which: int) -> Tensor:
+        q, k, v = given_of[which]
+        return joint.attended(q, k, v, scale=0.2, **asked([q.shape[2]]))[0]  # pyright: ignore[reportArgumentType]
+
+    alone = [of(0), of(1)]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            for which, found in enumerate(pool.map(of, (0, 1))):
+                torch.testing.assert_close(found, alone[which], rtol=1e-6, atol=1e-6)
+
+
+def test_a_long_prompts_blocks_shrink_and_cover_it() -> None:
+    for groups in (1, 3, 7, 64):
+        blocks = joint._blocks(200_000, groups)
+        assert [first for first, _ in blocks] == [
+            0,
+            *torch.tensor([rows for _, rows in blocks]).cumsum(0).tolist()[:-1],
+        ]
+        assert sum(blocks[-1]) >= 200_000
+        assert all(rows % 16 == 0 for _, rows in blocks)
+        assert max(groups * rows * (first + rows) for first, rows in blocks) <= max(1 << 24, groups * 16 * 200_100)
+        assert joint._blocks(5000, groups) == blocks[: len(joint._blocks(5000, groups))]

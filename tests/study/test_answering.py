@@ -1117,7 +1117,7 @@ def test_answers_of_another_machine_or_version_do_not_go_on(tiny: Path, whole: P
     out = tmp_path / "r"
     shutil.copytree(whole, out)
     about = manifest(out)
-    for name in ("device_name in use", "torch in use", "transformers in use"):
+    for name in ("device_name in use", "attention in use", "torch in use", "transformers in use"):
         changed = about | {"complete": False, "identity": about["identity"] | {name: "another"}}
         (out / "study.json").write_text(json.dumps(changed))
         next((out / "units" / "replies").glob("none-0*")).unlink(missing_ok=True)

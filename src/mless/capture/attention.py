@@ -65,7 +65,7 @@ class Recorder:
     witness: Callable[[Call, Tensor], None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
-    #: How the sums of each layer were computed; see `mless.kernels.implementation`.
+    #: How the sums of each layer were computed: a name of docs/kernels.md.
     computed_by: dict[int, str] = field(default_factory=dict[int, str])
     _announced: tuple[Tensor, Tensor] | None = None
     _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
@@ -116,7 +116,7 @@ class Recorder:
 
     def _seen_by(self, mask: Mask, q: Tensor, tokens: int) -> _Seen:
         """What a layer's queries see, and the yardstick for it: made once for all layers that see alike."""
-        key = ("causal", q.shape[0], tokens) if mask.plain_causal else id(mask)
+        key = ("causal", q.shape[0], q.shape[2], tokens) if mask.plain_causal else id(mask)
         if (found := self._seen.get(key)) is not None:
             return found
         rows, queries = q.shape[0], q.shape[2]
@@ -160,8 +160,11 @@ class Recorder:
 
         All layers go this way, so that a layer's numbers do not depend on which others are recorded.
         """
-        if self.kernel is not kernels.received or call.query.device.type != "cpu" or not call.mask.causal_for_real:
+        whole = call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]
+        if self.kernel is not kernels.received or call.query.device.type != "cpu" or not whole:
             return None
+        if self._parts is not None:
+            return None  # later parts could not go this way: one kernel for all of them
         seen = self._begin(call) if recorded else self._seen_by(call.mask, call.query, call.key.shape[2])
         found = kernels.attended(call.query, call.key, call.value, scale=call.score["scale"], **seen.common)
         if found is None:
@@ -170,7 +173,9 @@ class Recorder:
         if recorded:
             if self.heads is not None:
                 at = torch.tensor(_checked(self.heads, call.query.shape[1]), device=out.device)
-                sums = kernels.Sums(sums.received[:, :, at], sums.counts, sums.mass[:, at])
+                apart = sums.received[:, :1] if sums.received.stride(1) == 0 else sums.received
+                received = apart[:, :, at].expand(-1, sums.received.shape[1], -1, -1)
+                sums = kernels.Sums(received, sums.counts, sums.mass[:, at])
             self._keep(call.layer, seen, sums, "joint")
         return out
 
@@ -180,6 +185,8 @@ class Recorder:
         call.refuse_other_keys(before + q.shape[2])
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
+        if self.heads is not None:
+            _checked(self.heads, q.shape[1])
         return self._seen_by(call.mask, q, k.shape[2])
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:

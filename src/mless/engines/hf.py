@@ -32,6 +32,7 @@ from mless.engines.slots import (
     SlotCache,
     has_experts,
     row_by_row_experts,
+    rows_are_apart,
     sent,
     slot_attention,
 )
@@ -107,6 +108,8 @@ class HfEngine:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
+        self._short = False  # whether a step may leave out the slots that nobody has filled
+        self._served = ""  # what computes a step's attention
         # In batch-invariant mode products must go by blocks, whatever the number of slots.
         self._packed = packed_products(model.model, self.slots) if mode == "row-stable" else []
         try:
@@ -245,10 +248,8 @@ class HfEngine:
     @property
     def _attention(self) -> str:
         if self._model.device.type != "cuda":
-            return "sdpa"
-        if self._layout.quick:
-            return "over the filled cache (own kernel), prefill by sdpa, memory-efficient"
-        return "sdpa, memory-efficient"
+            return self._served
+        return f"{self._served}, prefill by sdpa, memory-efficient" if "kernel" in self._served else self._served
 
     # ---- start ----------------------------------------------------------------------------------------------------------
 
@@ -272,6 +273,10 @@ class HfEngine:
             raise UnsupportedArchitecture(
                 f"{model.family!r} keeps some of its state outside of a key-value cache, which slots cannot hold{why}; use --engine vllm or openai"
             ) from fault
+        self._short = device.type == "cpu" and rows_are_apart(self._cache, self._layout.groups)
+        if self._short:
+            self._forward()
+        self._served = self._layout.served
         self._prefill.try_largest(self.length)
         if device.type == "cuda":
             self._capture()
@@ -286,7 +291,7 @@ class HfEngine:
         stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
         try:
-            with quick_steps(self._model.model):
+            with quick_steps(self._model.model, self.slots):
                 with torch.cuda.stream(stream):
                     self._forward()
                 here.wait_stream(stream)
@@ -398,6 +403,8 @@ class HfEngine:
         model = self._model.model
         if self._arm is not None:
             self._arm.rows(seeds=self._seeds, positions=self._at)
+        if self._short:
+            self._layout.look(self.length)
         experts = row_by_row_experts(model) if self._experts else nullcontext()
         quick = replacing(self._packed)
         with torch.inference_mode(), slot_attention(model, self._layout), experts, self._products(), quick:

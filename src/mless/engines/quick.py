@@ -28,8 +28,8 @@ _PACKED_BYTES = 2 << 30
 
 
 @contextmanager
-def quick_steps(model: nn.Module) -> Generator[None]:
-    """Inside the block, forwards of one token a row run with what could be replaced; afterwards the model is as before.
+def quick_steps(model: nn.Module, rows: int = 1) -> Generator[None]:
+    """Inside the block, forwards of one token for each of so many rows run with what could be replaced; afterwards the model is as before.
 
     The replacements hold no memory of their own: a graph that was captured inside goes on reading what it read, long after the block.
     """
@@ -40,7 +40,7 @@ def quick_steps(model: nn.Module) -> Generator[None]:
     with _LOCK, ExitStack() as stack:
         found = ((module, _norm_of(module) or _gate_of(module)) for module in model.modules())
         single = [(module, forward) for module, forward in found if forward is not None]
-        joined = [one for module in model.modules() for one in _joined_of(module)]
+        joined = [one for module in model.modules() for one in _joined_of(module)] if rows == 1 else []
         stack.enter_context(replacing(single + joined))
         for name in {type(module).__module__ for module in model.modules()}:
             holder: Any = sys.modules.get(name)
@@ -193,7 +193,11 @@ def _joined_of(module: nn.Module) -> Replaced:
     from mless.kernels import decoding_triton
 
     parts: list[Any] = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
-    if not all(type(part) is nn.Linear and not _listened(part) and part.weight.is_contiguous() for part in parts):
+    if not all(type(part) is nn.Linear and not _listened(part) for part in parts):
+        return []
+    # Quantised ones are linear layers, too, and have no memory of their own that a kernel could read.
+    held = [one for part in parts for one in (part.weight, part.bias) if one is not None]
+    if not all(type(one) is nn.Parameter and one.is_contiguous() for one in held):
         return []
     weights, biases = [part.weight for part in parts], [part.bias for part in parts]
     if len({(weight.shape[1], weight.dtype, weight.device) for weight in weights}) > 1:

@@ -6,7 +6,7 @@ shapes. transformers' static cache advances all rows together; here each row has
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -29,6 +29,12 @@ _SILENT = (
 )
 
 
+def _read(last: int) -> int:
+    """How many slots a CPU reads for a row whose last token is at `last`: few different numbers, at most half as much again as there is, or 64 more."""
+    step = max(64, 1 << max(0, last.bit_length() - 2))
+    return (last // step + 1) * step
+
+
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """A few numbers on the device, without waiting for what runs there: a copy from pageable memory would."""
     made = torch.tensor(values, dtype=dtype)
@@ -41,8 +47,25 @@ class Layout:
     def __init__(self) -> None:
         self.at: Int[Tensor, "rows tokens"] | None = None
         self.hidden: Int[Tensor, "rows 2"] | None = None
-        #: Whether the last attention call was served by the kernel for decoding steps.
-        self.quick = False
+        #: What the last attention call was served by.
+        self.served = ""
+        #: Query heads a key head, of all attention calls so far.
+        self.groups: set[int] = set()
+        #: On a CPU, for a decoding step: rows beside each other, and up to where their slots hold anything; empty where all slots are read.
+        self.filled: list[tuple[slice, int]] = []
+
+    def look(self, length: int) -> None:
+        """See how far the cache is filled: what lies behind is masked, and reading it is most of a step's work.
+
+        How much of its slots a row reads depends on its own length alone; the rows that read as much as their neighbours do so together.
+        """
+        assert self.at is not None
+        self.filled = []
+        for row, last in enumerate(self.at.amax(-1).tolist()):
+            end, begin = min(length, _read(last)), row
+            if self.filled and self.filled[-1][1] == end:
+                begin = self.filled.pop()[0].start
+            self.filled.append((slice(begin, row + 1), end))
 
     def mask(self, mask_function: Any, keys: int, dtype: torch.dtype) -> Float[Tensor, "rows 1 tokens keys"]:
         """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers that see alike."""
@@ -173,14 +196,50 @@ def _attention(
             "and will not ignore; use --engine vllm or --engine openai"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layout.quick = False
-    if kernels.triton_serves(key) and softcap is None and s_aux is None and layout.at is not None:
+    layout.groups.add(query.shape[1] // key.shape[1])
+    if softcap is not None or s_aux is not None:
+        layout.served = "softmax of our own"
+        return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
+    if kernels.triton_serves(key) and layout.at is not None:
         from mless.kernels import decoding_triton
 
-        layout.quick = decoding_triton.attends(query, key, value, attention_mask)
-        if layout.quick:
+        if decoding_triton.attends(query, key, value, attention_mask):
+            layout.served = "over the filled cache (own kernel)"
             return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
-    return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
+    if layout.filled:
+        layout.served = "sdpa over the filled cache"
+        parts = [
+            attend(query[rows], key[rows, :, :end], value[rows, :, :end], attention_mask[rows, ..., :end], scale)
+            for rows, end in layout.filled
+        ]
+        return torch.cat(parts), None
+    layout.served = "sdpa, memory-efficient" if key.is_cuda else "sdpa"
+    return attend(query, key, value, attention_mask, scale), None
+
+
+def rows_are_apart(cache: SlotCache, groups: Iterable[int]) -> bool:
+    """Whether a row's attention has the same bits with any rows beside it in the call, or none; shown on random numbers of the layers' shapes.
+
+    `groups`: the numbers of query heads that share a key head.
+    """
+    pairs = [layer.pair for layer in cache.slot_layers]
+    shapes = {(keys.shape[1:], values.shape[1:], keys.dtype) for keys, values in pairs}
+    return all(_rows_are_apart(*shape, n) for shape in shapes for n in groups)
+
+
+def _rows_are_apart(keys: Sequence[int], values: Sequence[int], dtype: torch.dtype, groups: int) -> bool:
+    generator = torch.Generator().manual_seed(3)
+    rows, length = 9, keys[1]
+    k, v = (torch.randn(rows, *shape, generator=generator).to(dtype) for shape in (keys, values))
+    q = torch.randn(rows, groups * keys[0], 1, keys[-1], generator=generator).to(dtype)
+    for end in {min(length, _read(last)) for last in (1, 100, length // 2, length - 1)}:
+        seen = torch.arange(end) <= torch.randint(0, end, (rows, 1), generator=generator)
+        mask = torch.zeros(rows, 1, 1, end, dtype=dtype).masked_fill_(~seen[:, None, None], -torch.inf)
+        together = attend(q, k[:, :, :end], v[:, :, :end], mask, 0.1)
+        for some in (slice(0, 1), slice(3, 4), slice(8, 9), slice(2, 4), slice(1, 8)):
+            if not torch.equal(attend(q[some], k[some, :, :end], v[some, :, :end], mask[some], 0.1), together[some]):
+                return False
+    return True
 
 
 def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function: Any, **others: Any) -> Tensor:

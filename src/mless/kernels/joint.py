@@ -2,7 +2,7 @@
 
 On a CPU the scores are what costs: a second pass over them takes a sixth of a forward. So here the forward's own softmax is added up while
 it lies in the cache, a block of queries at a time with all keys that they see: one matmul makes the scores, 2^x the weights, a second
-matmul the output, and a product with the query sets the sums. It takes as long as attention alone does.
+matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
 
 Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
 in any batch that is padded on the right.
@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,6 +37,8 @@ _KEPT = 1 << 22
 #: values as large and as small again. Elsewhere the largest score is subtracted first.
 _STEEP = 2.0**60
 _LOG2E = math.log2(math.e)
+#: Whatever a process has for defaults.
+_KIND: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor, visible: Intervals) -> bool:
@@ -61,9 +64,9 @@ def attended(
     batch, heads, tokens, _ = q.shape
     # Two sets that are one tensor are summed once.
     apart = sets[:, :1] if sets.stride(1) == 0 else sets
-    out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype)
-    sums = torch.empty(batch, apart.shape[1], heads, tokens)
-    own = torch.empty(batch, heads, tokens)
+    out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
+    own = torch.empty(batch, heads, tokens, **_KIND)
     with torch.inference_mode():  # what is kept from call to call is used in that mode only
         for b in range(batch):
             sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, apart[b], out[b]).computed()
@@ -96,10 +99,10 @@ class _Prompt:
             ours[:, : self.tokens] = given
             ours[:, self.tokens :] = 0.0
         self.keys.mul_(scale * _LOG2E)
-        self.members = torch.zeros(sets.shape[0], end)
+        self.members = torch.zeros(sets.shape[0], end, **_KIND)
         self.members[:, : self.tokens] = sets
         # Of each query: 2^score of itself, and of everything that it sees.
-        self.own, self.total = (torch.empty(self.kv_heads, self.groups, end) for _ in range(2))
+        self.own, self.total = (torch.empty(self.kv_heads, self.groups, end, **_KIND) for _ in range(2))
         self.steep: Tensor | None = None
         self.out = out.unflatten(1, (self.kv_heads, self.groups)).permute(1, 2, 0, 3)
 
@@ -116,13 +119,13 @@ class _Prompt:
     def _added(self, heads: Sequence[int]) -> Float[Tensor, "kv_heads groups sets tokens"]:
         """The sums of these key heads' heads; others' are not to be read."""
         shape = (self.kv_heads, self.groups, *self.members.shape)
-        sums = torch.zeros(shape)
+        sums = torch.zeros(shape, **_KIND)
         early = [block for block in self.blocks if block[0] < _EARLY]
         late = self.blocks[len(early) :]
         for block in early:  # they are small: all heads together
             self._add(slice(0, self.kv_heads), block, sums)
         if late:
-            dealt = torch.zeros(_DEALT, *shape)
+            dealt = torch.zeros(_DEALT, *shape, **_KIND)
 
             def some(task: tuple[int, int]) -> None:
                 first, head = task
@@ -130,9 +133,9 @@ class _Prompt:
                     for block in late[first::_DEALT]:
                         self._add(slice(head, head + 1), block, dealt[first])
 
-            workers = min(torch.get_num_threads(), _WORKERS)
-            run = map if workers == 1 else _pool(os.getpid(), workers).map
-            for _ in run(some, [(first, head) for first in range(_DEALT) for head in heads]):
+            workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
+            pool = _pool(workers) if workers > 1 else None
+            for _ in (pool.map if pool else map)(some, [(first, head) for first in range(_DEALT) for head in heads]):
                 pass
             for part in dealt:
                 sums += part
@@ -171,11 +174,12 @@ class _Prompt:
 
 def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:
     """First query and number of queries of each block; the last may reach beyond the prompt."""
-    most = max(16, min(128, _ROWS // groups) // 16 * 16)
     found: list[tuple[int, int]] = []
     first = 0
     while first < tokens:
-        found.append((first, min(64, most) if first < _EARLY else most))
+        # Far on in a long prompt fewer, so that a worker's scores stay at 32 MB or so.
+        lanes = min(_ROWS, 2 * _KEPT // (first + 128))
+        found.append((first, max(16, min(64 if first < _EARLY else 128, lanes // groups) // 16 * 16)))
         first += found[-1][1]
     return found
 
@@ -183,7 +187,7 @@ def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:
 @functools.cache
 def _later(rows: int) -> Float[Tensor, "rows rows"]:
     """Added to a block's last scores: a token's own, and those of what comes later, count for nothing."""
-    return torch.full((rows, rows), -math.inf).triu()
+    return torch.full((rows, rows), -math.inf, **_KIND).triu()
 
 
 _LOCAL = threading.local()
@@ -194,15 +198,38 @@ def _memory(what: str, *shape: int) -> Float[Tensor, " ..."]:
     size = math.prod(shape)
     held: Tensor | None = getattr(_LOCAL, what, None)
     if held is None or held.numel() < size:
-        held = torch.empty(size)
+        held = torch.empty(size, **_KIND)
         setattr(_LOCAL, what, held if size <= _KEPT else None)
     return held[:size].view(shape)
 
 
-@functools.lru_cache(maxsize=4)
-def _pool(process: int, workers: int) -> ThreadPoolExecutor:
-    """Threads whose operations run in one thread each. A pool of a process that was forked has no threads, so each has its own."""
-    ready = threading.Barrier(workers + 1)
+@functools.cache
+def _threads_are_their_own() -> bool:
+    """Whether each thread says for itself in how many its operations run; with other backends it is one number for all."""
+    return "backend: OpenMP" in torch.__config__.parallel_info()
+
+
+_POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_MAKING = threading.Lock()
+
+
+def _pool(workers: int) -> ThreadPoolExecutor | None:
+    """Threads whose operations run in one thread each; None where there can be no more threads."""
+    with _MAKING:
+        key = (os.getpid(), workers)  # a process that was forked has none of its parent's threads
+        if key not in _POOLS:
+            made = _made(workers)
+            if made is None:
+                return None
+            for old in _POOLS.values():
+                old.shutdown(wait=False)
+            _POOLS.clear()
+            _POOLS[key] = made
+        return _POOLS[key]
+
+
+def _made(workers: int) -> ThreadPoolExecutor | None:
+    ready = threading.Barrier(workers + 1, timeout=60)
 
     def alone() -> None:
         # A thread that has not asked for the number takes what was last set anywhere.
@@ -212,8 +239,14 @@ def _pool(process: int, workers: int) -> ThreadPoolExecutor:
 
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, "mless-attention", alone)
-    for _ in range(workers):
-        pool.submit(int)
-    ready.wait()
-    torch.set_num_threads(threads)  # what it also sets for threads to come
+    try:
+        for _ in range(workers):
+            pool.submit(int)
+        ready.wait()
+    except (RuntimeError, threading.BrokenBarrierError):
+        ready.abort()
+        pool.shutdown(wait=False)
+        return None
+    finally:
+        torch.set_num_threads(threads)  # what it also sets for threads to come
     return pool

@@ -36,9 +36,10 @@ _SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
 #: From how many keys on sharing the tiles among three warp groups is quicker, for which head sizes it fits, and with how many tiles ahead.
 _LONG = 16384
 _SHARED = {64: 6, 128: 4}
-#: Heads that long prompts take side by side: few, whose queries stay in the cache together; and the last ones all together, so that the
-#: programs that end the work are small ones.
-_SIDE, _LAST = 2, 8
+#: Heads that long prompts take side by side: few, whose queries stay in the cache together.
+_SIDE = 2
+#: The last heads are taken all together, so that the programs that end the work are small ones.
+_LAST = 8
 
 
 def fits(q: Tensor, k: Tensor) -> bool:
@@ -294,9 +295,8 @@ if gluon is not None:
         mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
         # Two products at once would each take twice as long, and then all groups take exponentials while the tensor cores rest.
         if IN_TURN:
-            mbarrier.wait(
-                turns.index(WHICH), (turn & 1) ^ (WHICH == 0)
-            )  # the first group's first turn needs nobody before it
+            # The first group's first turn needs nobody before it.
+            mbarrier.wait(turns.index(WHICH), (turn & 1) ^ (WHICH == 0))
         s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         if IN_TURN:
@@ -335,23 +335,9 @@ if gluon is not None:
             )
             a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
         for t in range(common, tiles):
+            turn = t - common
             s, level, second, _ = _scored(
-                t,
-                q_tiles,
-                turned,
-                ready,
-                free,
-                turns,
-                t - common,
-                levels,
-                weights,
-                left,
-                WHICH,
-                True,
-                SETS,
-                BM,
-                BN,
-                NBUF,
+                t, q_tiles, turned, ready, free, turns, turn, levels, weights, left, WHICH, True, SETS, BM, BN, NBUF
             )
             a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
         totals.index(WHICH * SETS).store(_total(a, 4))

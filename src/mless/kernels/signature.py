@@ -129,7 +129,7 @@ def mass_of(
 
     One key after the other, and zeros behind the last one change nothing: the same bits for every length of padding.
     """
-    mass = torch.zeros(*sent.shape[:2], n_spans + 1, dtype=torch.float64)
+    mass = torch.zeros(*sent.shape[:2], n_spans + 1, dtype=torch.float64, device=sent.device)
     mass.scatter_add_(-1, spans.long()[:, None].expand_as(sent), sent.double())
     if to_sink is not None:
         mass[..., -1] = to_sink.double().cumsum(-1)[..., -1:].sum(-1)

@@ -479,7 +479,7 @@ class _Run:
 
     def _begin(self, stored: dict[str, Any] | None, about: dict[str, Any], engine: Engine) -> None:
         """Prove the engine's promise, and say in the folder what it is that is being drawn."""
-        kept = ("slots", "length", "dtype", "device", "device_name", "mode", "torch", "transformers")
+        kept = ("slots", "length", "dtype", "device", "device_name", "mode", "attention", "torch", "transformers")
         in_use = {key: str(about[key]) for key in kept if key in about}
         self.identity |= {f"{key} in use": value for key, value in in_use.items()}
         if stored is not None:
