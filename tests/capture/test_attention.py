@@ -11,6 +11,7 @@ import torch
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from mless import kernels
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
@@ -202,6 +203,28 @@ def test_asked_for_some_heads_two_sets_that_are_one_take_the_memory_of_one():
             some = recorder.sums[1].received
     assert some.stride(1) == whole.stride(1) == 0
     assert torch.equal(some, whole[:, :, [1, 3]])
+
+
+@pytest.mark.parametrize("heads", [[0], [-1], [1, 5]])
+@pytest.mark.parametrize("kernel", [kernels.received, streaming.received])
+def test_heads_that_are_not_there_are_refused_and_not_counted_from_the_end(heads, kernel):
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    with (
+        torch.inference_mode(),
+        pytest.raises(BadStudy, match=rf"no head {heads[-1]}: this model's heads are 1 to 4"),
+        capturing(model.model, layers=[1], heads=heads, kernel=kernel),
+    ):
+        model.model(input_ids=tokens, use_cache=False)
+
+
+@pytest.mark.parametrize("layer", [0, 9])
+def test_layers_that_are_not_there_are_refused(layer):
+    with (
+        pytest.raises(BadStudy, match=rf"no layer {layer} with attention in LlamaModel: its attention layers are 1–3"),
+        capturing(tiny("llama").model, layers=[layer]),
+    ):
+        pass
 
 
 def test_with_another_kernel_the_forward_inside_is_the_plain_forward_bit_for_bit():

@@ -286,6 +286,7 @@ def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, m
         return json.loads((path / "study.json").read_text())["implementations"]["received"]
 
     assert kernels(folder) == ["joint"]
+    assert json.loads((folder / "study.json").read_text())["implementations"]["forward"] == ["joint"]
     # Stopped half-way it is on record already, and a run that goes on with another kernel adds that one.
     half, write, written = tmp_path / "half", ResultFolder.write_unit, []
 

@@ -277,8 +277,9 @@ def _only(
 
 def _checked(heads: Sequence[int], there: int) -> list[int]:
     """Numbers from 0 of heads that are numbered from 1."""
-    if max(heads) > there:
-        raise BadStudy(f"no head {max(heads)}: this model's heads are 1 to {there} (numbered from 1)")
+    for head in heads:
+        if not 1 <= head <= there:
+            raise BadStudy(f"no head {head}: this model's heads are 1 to {there} (numbered from 1)")
     return [head - 1 for head in heads]
 
 
@@ -413,9 +414,10 @@ def received(
 ) -> Iterator[Attention]:
     """Received attention of each prompt, in order.
 
-    Batches are padded on the right; `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of
-    more than `part` tokens run alone and so many tokens at a time, with a cache, so that memory for activations stays bounded (by default
-    16,384 at a time from 131,072 on); their sums are added part by part and may differ from the whole's in the last digits.
+    All loaded layers run, whichever are asked for: `mless.load(…, layers=…)` is what saves the others' time. Batches are padded on the right;
+    `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone and
+    so many tokens at a time, with a cache, so that memory for activations stays bounded (by default 16,384 at a time from 131,072 on); their
+    sums are added part by part and may differ from the whole's in the last digits.
     """
     if part is not None and part < 1:
         raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")

@@ -92,6 +92,10 @@ def attention_layers(model: nn.Module, asked: Sequence[int] | None = None) -> li
 def among(there: list[int], asked: Sequence[int] | None, name: str) -> list[int]:
     for layer in asked or ():
         if layer not in there:
+            if not there or not 1 <= layer <= max(there):
+                raise BadStudy(
+                    f"no layer {layer} with attention in {name}: its attention layers are {format_numbers(there)} (numbered from 1)"
+                )
             raise BadStudy(
                 f"layer {layer} of {name} is no softmax attention, so nothing can be received there; its attention layers are "
                 f"{format_numbers(there)} (numbered from 1): choose among them with --layers"

@@ -22,7 +22,9 @@ class AttentionMeasurement:
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        return {"forward": "sdpa", "received": sorted(self._kernels)}
+        # `joint` computes the attention itself; beside all others it is SDPA's.
+        forward = {"joint" if kernel == "joint" else "sdpa" for kernel in self._kernels}
+        return {"forward": sorted(forward), "received": sorted(self._kernels)}
 
     def prove(self, bench: Bench) -> dict[str, Any]:
         from mless.proofs import prove
