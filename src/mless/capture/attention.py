@@ -173,8 +173,7 @@ class Recorder:
         if recorded:
             if self.heads is not None:
                 at = torch.tensor(_checked(self.heads, call.query.shape[1]), device=out.device)
-                apart = sums.received[:, :1] if sums.received.stride(1) == 0 else sums.received
-                received = apart[:, :, at].expand(-1, sums.received.shape[1], -1, -1)
+                received = sums.apart[:, :, at].expand(-1, sums.received.shape[1], -1, -1)
                 sums = kernels.Sums(received, sums.counts, sums.mass[:, at])
             self._keep(call.layer, seen, sums, "joint")
         return out
@@ -200,9 +199,8 @@ class Recorder:
             parts.add(sums, seen.even, seen.common["sets"])
         else:
             # A very long prompt's sums of all layers would be gigabytes; a layer of it takes far longer than the copy does.
-            received = sums.received[:, :1] if sums.received.stride(1) == 0 else sums.received
-            if received.numel() > _KEPT_ON_DEVICE:
-                received = received.cpu().expand(-1, sums.received.shape[1], -1, -1)
+            if sums.apart.numel() > _KEPT_ON_DEVICE:
+                received = sums.apart.cpu().expand(-1, sums.received.shape[1], -1, -1)
                 sums = kernels.Sums(received, sums.counts.cpu(), sums.mass.cpu())
             self.sums[layer], self.uniform[layer] = sums, seen.even
         if not finite.is_cuda:
@@ -428,9 +426,7 @@ def received(
     which = list(heads) if heads is not None else list(range(1, model.heads + 1))
     if not asked or not which:
         raise BadStudy("no layer or no head was asked for; leave layers and heads out for all of them")
-    for head in which:
-        if not 1 <= head <= model.heads:
-            raise BadStudy(f"no head {head}: this model's heads are 1 to {model.heads} (numbered from 1)")
+    _checked(which, model.heads)
     with capturing(model.model, layers=asked, heads=heads, kernel=kernel) as recorder:
         for batch in _batches(prompts, batch_size, part or _WHOLE):
             for prompt in batch:

@@ -161,7 +161,7 @@ class HfEngine:
             "mode": self._mode,
             "slots": self.slots,
             "length": self.length,
-            "attention": self._attention,
+            "attention": self._served,
             "decode": "graph-captured" if self._graph is not None else "eager",
             "dtype": model.dtype,
             "device": model.device.type,
@@ -244,12 +244,6 @@ class HfEngine:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def _attention(self) -> str:
-        if self._model.device.type != "cuda":
-            return self._served
-        return f"{self._served}, prefill by sdpa, memory-efficient" if "kernel" in self._served else self._served
 
     # ---- start ----------------------------------------------------------------------------------------------------------
 

@@ -204,7 +204,7 @@ def _attention(
         from mless.kernels import decoding_triton
 
         if decoding_triton.attends(query, key, value, attention_mask):
-            layout.served = "over the filled cache (own kernel)"
+            layout.served = "over the filled cache (own kernel), prefill by sdpa, memory-efficient"
             return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
     if layout.filled:
         layout.served = "sdpa over the filled cache"

@@ -35,6 +35,11 @@ class Sums:
     counts: Int[Tensor, "batch sets keys"]
     mass: Float[Tensor, "batch heads spans_and_sink"]
 
+    @property
+    def apart(self) -> Float[Tensor, "batch sets_that_differ heads keys"]:
+        """`received` as it is held: once, where both sets are one."""
+        return self.received[:, :1] if self.received.stride(1) == 0 else self.received
+
 
 @dataclass(eq=False)
 class Intervals:
