@@ -65,13 +65,15 @@ def test_rows_and_ends_are_the_mask(case):
 def test_an_even_head_is_the_reference_s_with_all_scores_zero(case):
     starts, keys, sets = case
     batch, queries = starts.shape
-    received, counts = Intervals(starts, keys).even(sets)
+    found = Intervals(starts, keys).asked(sets)
     truth = reference.received(
         torch.zeros(batch, 1, queries, 1), torch.zeros(batch, 1, keys, 1), scale=1.0, visible=asked(square(starts, keys)), sets=sets,
         spans=torch.zeros(batch, keys, dtype=torch.long), n_spans=1,
     )  # fmt: skip
-    torch.testing.assert_close(received, truth.received[:, :, 0], rtol=0, atol=1e-12)
-    assert torch.equal(counts, truth.counts)
+    torch.testing.assert_close(found.even, truth.received[:, :, 0], rtol=0, atol=1e-12)
+    assert torch.equal(found.counts, truth.counts)
+    assert torch.equal(found.size, sets[:, -1].sum(-1))
+    assert found.end.tolist() == [int(row.nonzero().max()) + 1 if row.any() else 0 for row in sets[:, 0]]
 
 
 def test_a_mask_that_hides_nothing_may_say_so():
@@ -79,15 +81,16 @@ def test_a_mask_that_hides_nothing_may_say_so():
     starts = torch.zeros(2, 7, dtype=torch.int32)
     told, untold = Intervals(starts, 11, whole=True), Intervals(starts, 11)
     assert torch.equal(told.ends, untold.ends)
-    assert all(torch.equal(a, b) for a, b in zip(told.even(sets), untold.even(sets), strict=True))
+    for name in ("even", "counts", "end", "size"):
+        assert torch.equal(getattr(told.asked(sets), name), getattr(untold.asked(sets), name))
 
 
 def test_other_sets_get_their_own_yardstick():
     mask = Intervals(torch.zeros(1, 5, dtype=torch.int32), 5, whole=True)
     every, some = torch.ones(1, 1, 5, dtype=torch.bool), torch.tensor([[[True, False, True, False, True]]])
-    assert mask.even(every)[1].tolist() == [[[4, 3, 2, 1, 0]]]
-    assert mask.even(some)[1].tolist() == [[[2, 2, 1, 1, 0]]]
-    assert mask.even(every)[1].tolist() == [[[4, 3, 2, 1, 0]]]
+    assert mask.asked(every).counts.tolist() == [[[4, 3, 2, 1, 0]]]
+    assert mask.asked(some).counts.tolist() == [[[2, 2, 1, 1, 0]]]
+    assert mask.asked(every).counts.tolist() == [[[4, 3, 2, 1, 0]]]
 
 
 @given(cases())

@@ -69,7 +69,7 @@ class Recorder:
     computed_by: dict[int, str] = field(default_factory=dict[int, str])
     _announced: tuple[Tensor, Tensor] | None = None
     _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
-    _finite: dict[int, Bool[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
+    _totals: dict[int, Float[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
     _parts: dict[int, _Parts] | None = None
 
     def expect(
@@ -130,8 +130,8 @@ class Recorder:
             visible = kernels.intervals(mask, sets[:, 0], tokens)
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
-            received, counts = visible.even(sets)
-            even = kernels.Sums(received[:, :, None], counts, torch.zeros(rows, 1, 0, device=q.device))
+            asked = visible.asked(sets)
+            even = kernels.Sums(asked.even[:, :, None], asked.counts, torch.zeros(rows, 1, 0, device=q.device))
         else:
             flat = torch.zeros(rows, 1, tokens, 1, device=q.device)
             even = self.kernel(flat[:, :, tokens - queries :], flat, scale=1.0, **common)
@@ -190,9 +190,9 @@ class Recorder:
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
         self.computed_by[layer] = by
-        finite = (torch.isfinite(sums.received).all(-1).all(1) & torch.isfinite(sums.mass).all(-1)).all(0)
-        # Nobody may have looked since the part before.
-        self._finite[layer] = finite & self._finite.get(layer, finite)
+        # One number that is not finite makes its head's total so; and nobody may have looked since the part before.
+        total = sums.apart.sum((0, 1, 3)) + sums.mass.sum((0, 2))
+        self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
         if self._parts is not None:
             assert self._announced is not None
             parts = self._parts.setdefault(layer, _Parts(self._announced[0]))
@@ -203,13 +203,14 @@ class Recorder:
                 received = sums.apart.cpu().expand(-1, sums.received.shape[1], -1, -1)
                 sums = kernels.Sums(received, sums.counts.cpu(), sums.mass.cpu())
             self.sums[layer], self.uniform[layer] = sums, seen.even
-        if not finite.is_cuda:
+        if not total.is_cuda:
             self.finish()
 
     def finish(self) -> None:
         """Refuse what is not finite. On a GPU not before the forward has ended: every look would wait for it."""
-        checks, self._finite = self._finite, {}
-        for layer, finite in checks.items():
+        checks, self._totals = self._totals, {}
+        for layer, total in checks.items():
+            finite = torch.isfinite(total)
             if not bool(finite.all()):
                 bad = int((~finite).nonzero()[0, 0])
                 head = self.heads[bad] if self.heads is not None else bad + 1

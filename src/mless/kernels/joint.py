@@ -71,7 +71,7 @@ def attended(
         for b in range(batch):
             sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, apart[b], out[b]).computed()
     n_sets = sets.shape[1]
-    counts = visible.even(sets)[1]
+    counts = visible.asked(sets).counts
     mass = mass_of(sums[:, -1] + own, spans, n_spans, apart[:, -1])
     return out, Sums(sums.expand(-1, n_sets, -1, -1), counts, mass)
 

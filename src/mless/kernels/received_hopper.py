@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 try:
@@ -30,6 +31,7 @@ except ImportError:  # an older Triton, or one that has moved what is experiment
     gluon = None
 
 _LOG2E = 1.4426950408889634
+_C_LOG2E = tl.constexpr(_LOG2E)
 #: Queries in a tile, and by head size the keys of a warp group and the tiles that are fetched ahead.
 _BM = 64
 _SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
@@ -54,18 +56,19 @@ def fits(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of each set, and each key's own share of its own attention in the last; causal, no key hidden."""
+def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of each set, and each key's own share of its own attention in the last; causal, no key hidden.
+
+    `end`: the place after each row's last member. There is nothing to add behind it.
+    """
     batch, heads, queries, dim = q.shape
     keys, n_sets = k.shape[2], members.shape[1]
     out = torch.empty(batch, n_sets, heads, keys, device=q.device)
     own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are no query of this call stay 0
-    # In base 2; a query that is no member has none left of anything.
-    level = (lse * _LOG2E).masked_fill_(~members[:, :1], torch.inf)
-    weights = members[:, -1].float()
-    # After its last member a row has nothing to add.
-    at = torch.arange(1, queries + 1, device=q.device, dtype=torch.int32)
-    ends = (members[:, 0] * at).amax(-1).int()
+    level = torch.empty_like(lse)
+    first = members[:, 0].contiguous()
+    _level[(triton.cdiv(queries, 1024), batch * heads)](lse, first.view(torch.int8), level, heads, queries, BLOCK=1024)
+    weights = members[:, -1].float() if n_sets == 2 else level  # with one set nobody reads them
     long = keys >= _LONG and dim in _SHARED
     bn, buffers = (128, _SHARED[dim]) if long else _SHAPES[dim]
     q_desc, q_at = _described(q, _BM)
@@ -74,7 +77,7 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, lse: Tensor) -> tu
     pairs = batch * heads
     early = max(0, pairs - _LAST) // _SIDE * _SIDE if long else 0
     numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], _SIDE, early, pairs, *q_at, *k_at)
-    pointers = (q_desc, k_desc, level, weights, ends, out, own)
+    pointers = (q_desc, k_desc, level, weights, end, out, own)
     constants = {"SETS": n_sets, "BM": _BM, "BN": bn, "D": dim, "NBUF": buffers}
     if long:
         grid = (pairs * triton.cdiv(keys, 3 * bn),)
@@ -99,6 +102,17 @@ def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
         x = x.clone()
     shape = [batch * heads * tokens, dim]
     return TensorDescriptor(x, shape, [dim, 1], [rows, dim], layout), (heads * tokens, tokens, 0)
+
+
+@triton.jit(do_not_specialize=["HEADS", "QUERIES"])
+def _level(lse, members, level, HEADS, QUERIES, BLOCK: tl.constexpr):
+    """Log-sum-exp in base 2; a query that is no member has an infinite one, so that nothing is left of its shares."""
+    pair = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = rows < QUERIES
+    member = tl.load(members + pair // HEADS * QUERIES + rows, mask=here, other=0) != 0
+    found = tl.load(lse + pair * QUERIES + rows, mask=here, other=0.0) * _C_LOG2E
+    tl.store(level + pair * QUERIES + rows, tl.where(member, found, float("inf")), mask=here)
 
 
 if gluon is not None:

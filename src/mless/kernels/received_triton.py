@@ -23,6 +23,8 @@ _LOG2E = 1.4426950408889634
 _C_LOG2E = tl.constexpr(_LOG2E)
 #: Nothing is compiled in for a length's being a multiple of 16: values would lie otherwise over the threads, and be added in another order.
 _LENGTHS = ["HEADS", "QUERIES", "KEYS"]
+#: Keys that one program adds up for the mass.
+_STRETCH = 4096
 
 
 def received(
@@ -40,7 +42,7 @@ def received(
     lse: Tensor | None = None,
     quick: bool = False,
 ) -> Sums:
-    counts = visible.even(sets)[1]
+    asked = visible.asked(sets)
     # Expanded from one, or just one: it is summed once.
     single = sets.shape[1] == 1 or sets.stride(1) == 0
     members = sets[:, :1] if single else sets
@@ -53,11 +55,11 @@ def received(
         if quick:
             from mless.kernels import received_hopper
 
-            sums, own = received_hopper.sums(q, k, scale, members, lse)
+            sums, own = received_hopper.sums(q, k, scale, members, asked.end, lse)
         else:
             sums, own = _sums(q, k, score, visible, members, lse)
-        mass = _mass(sums, own, lse, members, spans, n_spans, sinks)
-    return Sums(sums.expand(-1, sets.shape[1], -1, -1) if single else sums, counts, mass)
+        mass = _mass(sums, own, lse, members, asked.size, spans, n_spans, sinks)
+    return Sums(sums.expand(-1, sets.shape[1], -1, -1) if single else sums, asked.counts, mass)
 
 
 class _Nowhere:
@@ -134,19 +136,22 @@ def _lse(q: Tensor, k: Tensor, score: _Score, visible: Intervals, sinks: Tensor 
 
 
 def _mass(
-    sums: Tensor, own: Tensor, lse: Tensor, members: Tensor, spans: Tensor, n_spans: int, sinks: Tensor | None
+    sums: Tensor, own: Tensor, lse: Tensor, members: Tensor, size: Tensor, spans: Tensor, n_spans: int, sinks: Tensor | None
 ) -> Tensor:
     """Where the last set's attention goes: what each span's keys received, their own shares included.
 
-    In a kernel of its own, because a reduction of PyTorch's adds in another order when the batch is another.
+    In kernels of its own, because a reduction of PyTorch's adds in another order when the batch is another: stretches of keys, then their
+    sums, one stretch after the other.
     """
     batch, n_sets, heads, keys = sums.shape
+    stretches, width = triton.cdiv(keys, _STRETCH), triton.next_power_of_2(n_spans + 1)
+    parts = torch.empty(batch * heads, stretches, width, device=sums.device)
     mass = torch.empty(batch, heads, n_spans + 1, device=sums.device)
-    _mass_kernel[(batch * heads,)](
-        sums, own, lse, members.contiguous().view(torch.int8), spans.int().contiguous(),
-        sinks.float().contiguous() if sinks is not None else None, mass,
-        heads, keys, lse.shape[2], SETS=n_sets, SPANS=n_spans, BLOCK=1024, WIDTH=triton.next_power_of_2(n_spans + 1), num_warps=4,
+    _parts_kernel[(batch * heads, stretches)](
+        sums, own, lse, members.contiguous().view(torch.int8), spans.contiguous(), sinks.float().contiguous() if sinks is not None else None,
+        parts, heads, keys, lse.shape[2], SETS=n_sets, SPANS=n_spans, STRETCH=_STRETCH, BLOCK=512, WIDTH=width, num_warps=4,
     )  # fmt: skip
+    _mass_kernel[(batch * heads,)](parts, size, mass, heads, stretches, SPANS=n_spans, WIDTH=width, num_warps=1)
     return mass
 
 
@@ -310,36 +315,43 @@ def _lse_kernel(
 
 
 @triton.jit(do_not_specialize=_LENGTHS)
-def _mass_kernel(
-    sums, own, lse, weights, spans, sinks, mass, HEADS, KEYS, QUERIES,
-    SETS: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+def _parts_kernel(
+    sums, own, lse, weights, spans, sinks, parts, HEADS, KEYS, QUERIES,
+    SETS: tl.constexpr, SPANS: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """By span what a stretch of keys got, and what the queries at the same places gave to the sink."""
     pair = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(1) * STRETCH
     b, h = pair // HEADS, pair % HEADS
     sums += ((b * SETS + SETS - 1) * HEADS + h) * KEYS
     own += pair * KEYS
     spans += b * KEYS
-    column = tl.arange(0, WIDTH)
-    found = tl.zeros((WIDTH,), tl.float32)
-    for at in range(0, KEYS, BLOCK):
-        keys = at + tl.arange(0, BLOCK)
-        there = keys < KEYS
-        got = tl.load(sums + keys, mask=there, other=0.0) + tl.load(own + keys, mask=there, other=0.0)
-        span = tl.load(spans + keys, mask=there, other=-1)
-        for s in tl.static_range(SPANS):
-            found += tl.where(column == s, tl.sum(tl.where(span == s, got, 0.0), axis=0), 0.0)
     weights += (b * SETS + SETS - 1) * QUERIES
     lse += pair * QUERIES
-    members = tl.zeros((), tl.float32)
-    to_sink = tl.zeros((), tl.float32)
-    for at in range(0, QUERIES, BLOCK):
-        rows = at + tl.arange(0, BLOCK)
-        here = rows < QUERIES
-        weight = tl.load(weights + rows, mask=here, other=0) != 0
-        members += tl.sum(weight.to(tl.float32), axis=0)
+    column = tl.arange(0, WIDTH)
+    # Places apart until the end: threads meet once.
+    found = tl.zeros((WIDTH, BLOCK), tl.float32)
+    for at in tl.static_range(0, STRETCH, BLOCK):
+        places = begin + at + tl.arange(0, BLOCK)
+        there = places < KEYS
+        got = tl.load(sums + places, mask=there, other=0.0) + tl.load(own + places, mask=there, other=0.0)
+        span = tl.load(spans + places, mask=there, other=-1)
+        found += tl.where(span[None, :] == column[:, None], got[None, :], 0.0)
         if sinks is not None:
-            level = tl.load(lse + rows, mask=here, other=0.0)
-            share = tl.exp2((tl.load(sinks + h) - level) * _C_LOG2E)
-            to_sink += tl.sum(tl.where(weight, share, 0.0), axis=0)
-    found += tl.where(column == SPANS, to_sink, 0.0)
-    tl.store(mass + pair * (SPANS + 1) + column, found / tl.maximum(members, 1.0), mask=column <= SPANS)
+            here = places < QUERIES
+            weight = tl.load(weights + places, mask=here, other=0) != 0
+            level = tl.load(lse + places, mask=here, other=0.0)
+            share = tl.where(weight, tl.exp2((tl.load(sinks + h) - level) * _C_LOG2E), 0.0)
+            found += tl.where(column[:, None] == SPANS, share[None, :], 0.0)
+    tl.store(parts + (pair * tl.num_programs(1) + tl.program_id(1)) * WIDTH + column, tl.sum(found, axis=1))
+
+
+@triton.jit(do_not_specialize=["HEADS", "STRETCHES"])
+def _mass_kernel(parts, size, mass, HEADS, STRETCHES, SPANS: tl.constexpr, WIDTH: tl.constexpr):
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    found = tl.zeros((WIDTH,), tl.float32)
+    for at in range(STRETCHES):
+        found += tl.load(parts + (pair * STRETCHES + at) * WIDTH + column)
+    members = tl.maximum(tl.load(size + pair // HEADS), 1).to(tl.float32)
+    tl.store(mass + pair * (SPANS + 1) + column, found / members, mask=column <= SPANS)

@@ -41,6 +41,22 @@ class Sums:
         return self.received[:, :1] if self.received.stride(1) == 0 else self.received
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What query sets come to under a mask, whatever the scores are.
+
+    even:   `received` of a head that spreads evenly over what it sees
+    counts: `Sums.counts`
+    end:    the place after the first set's last query
+    size:   how many queries the last set has
+    """
+
+    even: Float64[Tensor, "batch sets keys"]
+    counts: Int[Tensor, "batch sets keys"]
+    end: Int32[Tensor, " batch"]
+    size: Int[Tensor, " batch"]
+
+
 @dataclass(eq=False)
 class Intervals:
     """A mask in which every query sees the keys from its start up to itself, as causal, sliding, chunked, packed and padded prompts have it.
@@ -53,7 +69,7 @@ class Intervals:
     keys: int
     #: True where every start is 0: nothing hides a key from later queries.
     whole: bool = False
-    _even: tuple[Tensor, tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
+    _asked: tuple[Tensor, Asked] | None = field(default=None, repr=False)
 
     @property
     def offset(self) -> int:
@@ -74,24 +90,28 @@ class Intervals:
         keys = torch.arange(self.keys, dtype=torch.int32, device=self.starts.device).expand(batch, -1)
         return torch.searchsorted(self.starts, keys.contiguous(), right=True, out_int32=True)
 
-    def even(
-        self, sets: Bool[Tensor, "batch sets queries"]
-    ) -> tuple[Float64[Tensor, "batch sets keys"], Int[Tensor, "batch sets keys"]]:
-        """`received` and `counts` of a head that spreads evenly over what it sees; sums over queries by differences of running sums."""
-        if self._even is not None and self._even[0] is sets:
-            return self._even[1]  # one forward's layers share both
+    def asked(self, sets: Bool[Tensor, "batch sets queries"]) -> Asked:
+        """What follows from this mask and these sets alone; kept, since one forward's layers share both."""
+        if self._asked is not None and self._asked[0] is sets:
+            return self._asked[1]
         queries = torch.arange(sets.shape[-1], device=sets.device)
         seen = (queries + self.offset - self.starts + 1).clamp(min=1)
         first = (torch.arange(self.keys, device=sets.device) + 1 - self.offset).clamp(0, sets.shape[-1])
         last = torch.maximum(self.ends.long(), first)
 
         def between(values: Tensor) -> Tensor:
+            """Sums over the queries that see a key, by differences of running sums."""
             sums = torch.nn.functional.pad(values.cumsum(-1), (1, 0))
             at = [index.expand(*sums.shape[:2], -1) for index in (last[:, None], first)]
             return sums.gather(-1, at[0]) - sums.gather(-1, at[1])
 
-        found = between(sets.double() / seen[:, None]), between(sets.long())
-        self._even = (sets, found)
+        found = Asked(
+            even=between(sets.double() / seen[:, None]),
+            counts=between(sets.long()),
+            end=(sets[:, 0] * (queries + 1)).amax(-1).int() if len(queries) else sets.new_zeros(sets.shape[0]).int(),
+            size=sets[:, -1].sum(-1),
+        )
+        self._asked = (sets, found)
         return found
 
 

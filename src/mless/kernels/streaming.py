@@ -49,9 +49,9 @@ def received(
     sinks = sinks.float() * _LOG2E if sinks is not None else None
     bias = bias.expand(batch, -1, -1, -1) if bias is not None else None
     if not isinstance(visible, Intervals) or q.device.type != "cpu":
-        counts = visible.even(sets)[1] if isinstance(visible, Intervals) else None
+        counts = visible.asked(sets).counts if isinstance(visible, Intervals) else None
         return _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts).summed(spans, n_spans)
-    counts = visible.even(sets)[1]
+    counts = visible.asked(sets).counts
     # One row after the other, each up to its own last query: what is computed, and so every bit, is the same alone and in any batch.
     offset = n_keys - q.shape[2]
     sums: list[Tensor] = []
