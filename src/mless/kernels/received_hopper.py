@@ -38,6 +38,8 @@ _SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
 #: From how many keys on sharing the tiles among three warp groups is quicker, for which head sizes it fits, and with how many tiles ahead.
 _LONG = 16384
 _SHARED = {64: 6, 128: 4}
+#: Places past the last query that a tile may reach.
+_PAST = 128
 #: Heads that long prompts take side by side: few, whose queries stay in the cache together.
 _SIDE = 2
 #: The last heads are taken all together, so that the programs that end the work are small ones.
@@ -65,10 +67,11 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: 
     keys, n_sets = k.shape[2], members.shape[1]
     out = torch.empty(batch, n_sets, heads, keys, device=q.device)
     own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are no query of this call stay 0
-    level = torch.empty_like(lse)
-    first = members[:, 0].contiguous()
-    _level[(triton.cdiv(queries, 1024), batch * heads)](lse, first.view(torch.int8), level, heads, queries, BLOCK=1024)
-    weights = members[:, -1].float() if n_sets == 2 else level  # with one set nobody reads them
+    level = torch.empty(batch, heads, queries + _PAST, device=q.device)
+    weights = torch.empty(batch, queries + _PAST, device=q.device)
+    _prepare[(triton.cdiv(queries + _PAST, 1024), batch * heads)](
+        lse, members.contiguous().view(torch.int8), level, weights, heads, queries, SETS=n_sets, PAST=_PAST, BLOCK=1024
+    )
     long = keys >= _LONG and dim in _SHARED
     bn, buffers = (128, _SHARED[dim]) if long else _SHAPES[dim]
     q_desc, q_at = _described(q, _BM)
@@ -78,7 +81,7 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: 
     early = max(0, pairs - _LAST) // _SIDE * _SIDE if long else 0
     numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], _SIDE, early, pairs, *q_at, *k_at)
     pointers = (q_desc, k_desc, level, weights, end, out, own)
-    constants = {"SETS": n_sets, "BM": _BM, "BN": bn, "D": dim, "NBUF": buffers}
+    constants = {"SETS": n_sets, "BM": _BM, "BN": bn, "D": dim, "NBUF": buffers, "PAST": _PAST}
     if long:
         grid = (pairs * triton.cdiv(keys, 3 * bn),)
         _long[grid](*pointers, *numbers, **constants, num_warps=4)
@@ -105,14 +108,24 @@ def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
 
 
 @triton.jit(do_not_specialize=["HEADS", "QUERIES"])
-def _level(lse, members, level, HEADS, QUERIES, BLOCK: tl.constexpr):
-    """Log-sum-exp in base 2; a query that is no member has an infinite one, so that nothing is left of its shares."""
+def _prepare(
+    lse, members, level, weights, HEADS, QUERIES, SETS: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """By query what the kernels read: its log-sum-exp in base 2, negative, and its weight in the second set.
+
+    A query that is no member, or lies past the last, has minus infinity, so that nothing is left of its shares.
+    """
     pair = tl.program_id(1).to(tl.int64)
+    b, h = pair // HEADS, pair % HEADS
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = rows < QUERIES
-    member = tl.load(members + pair // HEADS * QUERIES + rows, mask=here, other=0) != 0
-    found = tl.load(lse + pair * QUERIES + rows, mask=here, other=0.0) * _C_LOG2E
-    tl.store(level + pair * QUERIES + rows, tl.where(member, found, float("inf")), mask=here)
+    there = rows < QUERIES
+    kept = rows < QUERIES + PAST
+    member = tl.load(members + b * SETS * QUERIES + rows, mask=there, other=0) != 0
+    found = tl.load(lse + pair * QUERIES + rows, mask=there, other=0.0) * -_C_LOG2E
+    tl.store(level + pair * (QUERIES + PAST) + rows, tl.where(member, found, float("-inf")), mask=kept)
+    if SETS == 2:
+        second = tl.load(members + (b * SETS + 1) * QUERIES + rows, mask=there, other=0).to(tl.float32)
+        tl.store(weights + b * (QUERIES + PAST) + rows, second, mask=kept & (h == 0))
 
 
 if gluon is not None:
@@ -135,13 +148,12 @@ if gluon is not None:
         return gl.convert_layout(gl.sum(gl.sum(folded, 0), 0), line)
 
     @gluon.jit
-    def _levels(levels, weights, rows, left, SETS: gl.constexpr):
-        """By query: its log-sum-exp in base 2, infinite where it is no member; and its weight in the second set."""
-        there = rows < left
-        level = gl.load(levels + rows, mask=there, other=float("inf"))
+    def _levels(levels, weights, rows, SETS: gl.constexpr):
+        """What `_prepare` has left for these queries."""
+        level = gl.load(levels + rows)
         second = level
         if SETS == 2:
-            second = gl.load(weights + rows, mask=there, other=0.0)
+            second = gl.load(weights + rows)
         return level, second
 
     @gluon.jit
@@ -152,7 +164,7 @@ if gluon is not None:
 
         Places and keys are counted from the first key, of which there are `count`.
         """
-        p = _exp2(s * c - level[:, None])
+        p = _exp2(s * c + level[:, None])
         later = gl.where(places[:, None] > keys[None, :], p, 0.0)
         a += _fold(later, BM, BN)
         mine = gl.where(places[:, None] == keys[None, :], p, 0.0)
@@ -168,7 +180,7 @@ if gluon is not None:
 
     @gluon.jit
     def _full(s, level, second, a, b, c, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-        p = _exp2(s * c - level[:, None])
+        p = _exp2(s * c + level[:, None])
         a += _fold(p, BM, BN)
         if SETS == 2:
             b += _fold(p * second[:, None], BM, BN)
@@ -206,7 +218,7 @@ if gluon is not None:
     def _short(
         q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, early, pairs,
         q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
-        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
+        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, PAST: gl.constexpr, num_warps: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BN, 16]
@@ -243,15 +255,15 @@ if gluon is not None:
                 )
             rows = gl.arange(0, BM, gl.SliceLayout(1, mma))
             places = gl.arange(0, BN, gl.SliceLayout(0, mma))
-            levels += (b * heads + h) * queries + begin
-            weights += b * queries + begin
+            levels += (b * heads + h) * (queries + PAST) + begin
+            weights += b * (queries + PAST) + begin
             own += (b * heads + h) * keys + first
             mbarrier.wait(k_ready, 0)
             turned = k_tile.permute((1, 0))
             for t in range(DIAGONAL):
                 mbarrier.wait(ready.index(t % NBUF), (t // NBUF) & 1)
                 s = warpgroup_mma(q_tiles.index(t % NBUF), turned, zero, use_acc=False, is_async=True)
-                level, second = _levels(levels, weights, t * BM + rows, left, SETS)
+                level, second = _levels(levels, weights, t * BM + rows, SETS)
                 s = warpgroup_mma_wait(0, [s])
                 mbarrier.expect(ready.index(t % NBUF), BM * D * 2, pred=t + NBUF < tiles)
                 tma.async_copy_global_to_shared(
@@ -265,7 +277,7 @@ if gluon is not None:
             for t in range(DIAGONAL, tiles):
                 mbarrier.wait(ready.index(slot), phase)
                 s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
-                level, second = _levels(levels, weights, t * BM + rows, left, SETS)
+                level, second = _levels(levels, weights, t * BM + rows, SETS)
                 s = warpgroup_mma_wait(0, [s])
                 mbarrier.expect(ready.index(slot), BM * D * 2, pred=t + NBUF < tiles)
                 tma.async_copy_global_to_shared(
@@ -298,13 +310,13 @@ if gluon is not None:
 
     @gluon.jit
     def _scored(
-        t, q_tiles, turned, ready, free, turns, turn, levels, weights, left,
+        t, q_tiles, turned, ready, free, turns, turn, levels, weights,
         WHICH: gl.constexpr, IN_TURN: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
         rows = t * BM + gl.arange(0, BM, gl.SliceLayout(1, mma))
         zero = gl.zeros((BM, BN), gl.float32, mma)
-        level, second = _levels(levels, weights, rows, left, SETS)
+        level, second = _levels(levels, weights, rows, SETS)
         slot = t % NBUF
         mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
         # Two products at once would each take twice as long, and then all groups take exponentials while the tensor cores rest.
@@ -320,7 +332,7 @@ if gluon is not None:
 
     @gluon.jit
     def _add(
-        q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c,
+        q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, ahead, count, c,
         WHICH: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
@@ -338,20 +350,20 @@ if gluon is not None:
         mbarrier.wait(k_ready, 0)
         for t in range(before, gl.minimum(diagonal, tiles)):
             s, level, second, rows = _scored(
-                t, q_tiles, turned, ready, free, turns, 0, levels, weights, left, WHICH, False, SETS, BM, BN, NBUF
+                t, q_tiles, turned, ready, free, turns, 0, levels, weights, WHICH, False, SETS, BM, BN, NBUF
             )
             a, b = _diagonal(s, level, second, ahead + rows, places, own, count, a, b, c, SETS, BM, BN)
         # In turns from where on all three have whole tiles.
         common = gl.cdiv(gl.maximum(3 * BN - ahead, 0), BM)
         for t in range(diagonal, gl.minimum(common, tiles)):
             s, level, second, _ = _scored(
-                t, q_tiles, turned, ready, free, turns, 0, levels, weights, left, WHICH, False, SETS, BM, BN, NBUF
+                t, q_tiles, turned, ready, free, turns, 0, levels, weights, WHICH, False, SETS, BM, BN, NBUF
             )
             a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
         for t in range(common, tiles):
             turn = t - common
             s, level, second, _ = _scored(
-                t, q_tiles, turned, ready, free, turns, turn, levels, weights, left, WHICH, True, SETS, BM, BN, NBUF
+                t, q_tiles, turned, ready, free, turns, turn, levels, weights, WHICH, True, SETS, BM, BN, NBUF
             )
             a, b = _full(s, level, second, a, b, c, SETS, BM, BN)
         totals.index(WHICH * SETS).store(_total(a, 4))
@@ -362,7 +374,7 @@ if gluon is not None:
     def _long(
         q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, early, pairs,
         q_row_b, q_row_h, q_col_h, k_row_b, k_row_h, k_col_h,
-        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, num_warps: gl.constexpr,
+        SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, NBUF: gl.constexpr, PAST: gl.constexpr, num_warps: gl.constexpr,
     ):  # fmt: skip
         pair, block = _task(side, early, pairs, gl.cdiv(keys, 3 * BN))
         first = block * (3 * BN)
@@ -385,16 +397,16 @@ if gluon is not None:
             mbarrier.init(free.index(i), count=3)
         mbarrier.init(k_ready, count=1)
         tiles = gl.where(left > 0, gl.cdiv(left, BM), 0)
-        levels += (b * heads + h) * queries + begin
-        weights += b * queries + begin
+        levels += (b * heads + h) * (queries + PAST) + begin
+        weights += b * (queries + PAST) + begin
         own += (b * heads + h) * keys + first
         count = keys - first
         # Registers: the launch gives every thread 128; the fetching warps give most of theirs back to those that add.
         gl.warp_specialize(
             [
-                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 0, SETS, BM, BN, NBUF)),
-                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 1, SETS, BM, BN, NBUF)),
-                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, left, ahead, count, c, 2, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, ahead, count, c, 0, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, ahead, count, c, 1, SETS, BM, BN, NBUF)),
+                (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, ahead, count, c, 2, SETS, BM, BN, NBUF)),
                 (_fetch, (q_desc, k_desc, q_tiles, k_tiles, ready, free, k_ready, tiles, q_row, q_col, k_row, k_col, BM, BN, D, NBUF)),
             ],
             [4, 4, 1],
