@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def gate(engine: HfEngine, requests: Sequence[Request]) -> None:
             sys.exit(f"prompt {request.item} has other tokens alone than among {len(requests)}")
 
 
-def ours(engine: HfEngine, requests: Sequence[Request], new: int) -> tuple[int, float]:
+def ours(engine: HfEngine, requests: Sequence[Request], decoding: Decoding) -> tuple[int, float]:
     _wait(engine._model.device)
     begin = time.perf_counter()
-    made = sum(reply.n_tokens for reply in engine.generate(requests, Decoding(max_new_tokens=new)))
+    made = sum(reply.n_tokens for reply in engine.generate(requests, decoding))
     _wait(engine._model.device)
     return made, time.perf_counter() - begin
 
@@ -112,8 +113,12 @@ def on_gpu(tell: Any, new: int) -> None:
     for rows in (128, 1):
         with HfEngine(model, length=200 + new, slots=rows) as engine:
             gate(engine, prompts[:rows])
-            made, took = ours(engine, prompts[:rows], new)
+            made, took = ours(engine, prompts[:rows], Decoding(new))
             tell("ours, row-stable", rows, made, took)
+            sampled = Decoding(new, temperature=1.0, top_p=0.95, top_k=50)
+            next(iter(engine.generate(prompts[:1], replace(sampled, max_new_tokens=1))))
+            made, took = ours(engine, prompts[:rows], sampled)
+            tell("ours, row-stable, sampled (top-k 50, top-p 0.95)", rows, made, took)
     for rows, few in ((128, 64), (1, 64)):
         theirs(model.model, prompts[:rows], 4, rows, 0)
         made, took = theirs(model.model, prompts[:rows], few, rows, 0)
@@ -139,7 +144,7 @@ def on_cpu(tell: Any, new: int, prompts: int, batches: Sequence[int], dtypes: Se
         longest = max(len(request.token_ids) for request in requests)
         with HfEngine(model, length=longest + new, most=len(requests)) as engine:
             gate(engine, requests[:12])
-            made, took = ours(engine, requests, new)
+            made, took = ours(engine, requests, Decoding(new))
             tell(f"ours, row-stable, {dtype}", engine.slots, made, took)
         for batch in batches:
             made, took = theirs(model.model, requests, new, batch, model.tokenizer.pad_token_id or 0)

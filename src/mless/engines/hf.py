@@ -22,8 +22,8 @@ import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from mless import kernels
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
 from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
 from mless.engines.quick import packed_products, quick_steps, replacing
@@ -133,7 +133,6 @@ class HfEngine:
     def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
         most = min(live or self.slots, self.slots)
         order = list(requests) if live is not None else sorted(requests, key=self._prefill.shape, reverse=True)
-        processors = _processors(decoding)
         rows: dict[int, _Row] = {}
         waiting = deque(order)
         free = list(range(self.slots))[::-1]
@@ -146,7 +145,7 @@ class HfEngine:
             ):
                 for row in self._admit(waiting, free, room):
                     rows[row.slot] = row
-            started = self._start(rows, decoding, processors)
+            started = self._start(rows, decoding)
             # A GPU is a step ahead: it computes the next tokens while these are looked at. A row that has just ended then computes one more,
             # which nobody reads.
             landing, flight = (flight, started) if started.done is not None else (started, None)
@@ -429,11 +428,11 @@ class HfEngine:
         self._at.add_(1).clamp_(max=self.length - 1)
         self._positions.add_(1).clamp_(max=self._reach - 1)
 
-    def _start(self, rows: dict[int, _Row], decoding: Decoding, processors: LogitsProcessorList) -> _Flight:
+    def _start(self, rows: dict[int, _Row], decoding: Decoding) -> _Flight:
         # Sent before the step is started: afterwards they would wait behind it.
         draws = None if decoding.greedy else self._draws(rows)
         with torch.inference_mode():
-            chosen = self._choose(self._step(), draws, processors)
+            chosen = _chosen(self._step(), draws, decoding)
         self._move(chosen)
         if not chosen.is_cuda:
             return _Flight(dict(rows), chosen, None)
@@ -477,17 +476,6 @@ class HfEngine:
         for slot, row in rows.items():
             draws[slot] = float(row.rng.random())
         return sent(draws, self._model.device, torch.float64)[:, None]
-
-    def _choose(
-        self, logits: Tensor, draws: Float[Tensor, "rows 1"] | None, processors: LogitsProcessorList
-    ) -> Int[Tensor, " rows"]:
-        if draws is None:
-            return logits.max(-1).indices  # of equals the first, as argmax, and five times faster on a CPU
-        scores = processors(self._tokens, logits.float())  # pyright: ignore[reportArgumentType]
-        # By the inverse of the cumulative distribution.
-        heap = torch.softmax(scores, dim=-1).double().cumsum(-1)
-        found = torch.searchsorted(heap, draws * heap[:, -1:], right=True)[:, 0]
-        return found.clamp(max=logits.shape[-1] - 1)
 
     def _stopped(self, made: Sequence[int], stop: Sequence[str]) -> str | None:
         """The text up to the first stop text, where one has just appeared."""
@@ -573,14 +561,9 @@ def _ends(model: LoadedModel) -> set[int]:
     return found or {-1}
 
 
-def _processors(decoding: Decoding) -> LogitsProcessorList:
-    """transformers' own, in the order in which its generate applies them."""
-    found = LogitsProcessorList()
-    if not decoding.greedy:
-        if decoding.temperature != 1:
-            found.append(TemperatureLogitsWarper(decoding.temperature))
-        if decoding.top_k:
-            found.append(TopKLogitsWarper(decoding.top_k))
-        if decoding.top_p < 1:
-            found.append(TopPLogitsWarper(decoding.top_p))
-    return found
+def _chosen(
+    logits: Float[Tensor, "rows vocabulary"], draws: Float[Tensor, "rows 1"] | None, decoding: Decoding
+) -> Int[Tensor, " rows"]:
+    if draws is None:
+        return logits.max(-1).indices  # of equals the first, as argmax, and five times faster on a CPU
+    return kernels.drawn(logits, draws, temperature=decoding.temperature, top_k=decoding.top_k, top_p=decoding.top_p)

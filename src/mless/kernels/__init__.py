@@ -3,11 +3,23 @@
 `reference` materialises every matrix in double precision and is the truth the others are held against; `streaming` works in blocks on
 any device and never holds more than a block of rows; `received_triton` runs on GPUs, and `received_hopper` is its quick path there.
 `received` chooses, and `implementation` says what it would choose. On a CPU `joint` computes the forward's attention and the sums at once (`attended`).
+`drawn` chooses the next token of each row.
 """
 
 from __future__ import annotations
 
 from mless.kernels.choosing import attended, implementation, received, triton_serves
+from mless.kernels.sampling import drawn
 from mless.kernels.signature import Intervals, Sums, Visible, intervals
 
-__all__ = ["Intervals", "Sums", "Visible", "attended", "implementation", "intervals", "received", "triton_serves"]
+__all__ = [
+    "Intervals",
+    "Sums",
+    "Visible",
+    "attended",
+    "drawn",
+    "implementation",
+    "intervals",
+    "received",
+    "triton_serves",
+]

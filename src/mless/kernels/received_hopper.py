@@ -108,9 +108,7 @@ def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
 
 
 @triton.jit(do_not_specialize=["HEADS", "QUERIES"])
-def _prepare(
-    lse, members, level, weights, HEADS, QUERIES, SETS: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr
-):
+def _prepare(lse, members, level, weights, HEADS, QUERIES, SETS: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr):
     """By query what the kernels read: its log-sum-exp in base 2, negative, and its weight in the second set.
 
     A query that is no member, or lies past the last, has minus infinity, so that nothing is left of its shares.

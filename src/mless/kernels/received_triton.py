@@ -136,7 +136,14 @@ def _lse(q: Tensor, k: Tensor, score: _Score, visible: Intervals, sinks: Tensor 
 
 
 def _mass(
-    sums: Tensor, own: Tensor, lse: Tensor, members: Tensor, size: Tensor, spans: Tensor, n_spans: int, sinks: Tensor | None
+    sums: Tensor,
+    own: Tensor,
+    lse: Tensor,
+    members: Tensor,
+    size: Tensor,
+    spans: Tensor,
+    n_spans: int,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Where the last set's attention goes: what each span's keys received, their own shares included.
 

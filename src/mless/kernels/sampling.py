@@ -1,0 +1,40 @@
+"""The next token of every row: temperature, the k highest, the likeliest p, and a draw by the inverse of the distribution.
+
+As transformers' warpers cut, in the order in which its `generate` applies them, but for one thing that they leave to a sort: of equals at
+the cut of p the later ones stay.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from mless.kernels.choosing import triton_serves
+
+
+def drawn(
+    logits: Float[Tensor, "rows vocabulary"],
+    draws: Float64[Tensor, "rows 1"],
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Int[Tensor, " rows"]:
+    """A token for each row, by its own number from [0, 1) in `draws`; a `top_k` of 0 takes all. A row's token does not depend on the others."""
+    if triton_serves(logits):
+        from mless.kernels import sampling_triton
+
+        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p)
+    scores = logits.float() / temperature
+    if top_k and top_k < scores.shape[-1]:
+        lowest = scores.topk(top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    if top_p < 1:
+        values, order = scores.sort(stable=True)
+        gone = torch.softmax(values, dim=-1).double().cumsum(-1) <= 1 - top_p
+        gone[:, -1] = False
+        scores = scores.masked_fill(gone.scatter(1, order, gone), -torch.inf)
+    heap = torch.softmax(scores, dim=-1).double().cumsum(-1)
+    found = torch.searchsorted(heap, draws * heap[:, -1:], right=True)[:, 0]
+    return found.clamp(max=scores.shape[-1] - 1)

@@ -1,0 +1,148 @@
+"""The draw of a token: the torch path against its definition, and Triton's kernel against the torch path, interpreted in a process of its own.
+
+On a GPU the kernel runs in tests/engines/test_hf_gpu.py.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mless import kernels
+
+#: Less than a block of the kernel's, and more. Few rows: the interpreter needs a tenth of a second for each.
+ROWS, BLOCK = 3, 256
+CUTS = {
+    "all": (1.0, 0, 1.0),
+    "cooler": (0.3, 0, 1.0),
+    "the 5 highest": (1.0, 5, 1.0),
+    "more than there are": (1.0, 5000, 1.0),
+    "half": (1.0, 0, 0.503),
+    "nearly all": (1.3, 0, 0.947),
+    "hardly any": (1.0, 0, 1e-9),
+    "both": (0.7, 40, 0.903),
+    "the highest": (2.0, 1, 0.3007),
+}
+
+
+def logits_of(size: int, kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(ROWS, size, generator=generator) * 3
+    if kind == "equals":  # as a 16-bit model's: many tokens share a score
+        logits = (logits * 2).round() / 2
+        logits[0] = 0.0
+        logits[1] = -0.0
+        logits[1, ::2] = 0.0
+    if kind == "hidden":
+        logits[:, 1::3] = -torch.inf
+    return logits
+
+
+def draws_of(size: int) -> Tensor:
+    draws = torch.rand(ROWS, 1, generator=torch.Generator().manual_seed(size + 1), dtype=torch.float64)
+    draws[1], draws[2] = 0.0, 1 - 2**-53
+    return draws
+
+
+CASES = [(1, "floats"), (300, "floats"), (300, "equals"), (300, "hidden")]
+
+
+def main(path: str) -> None:
+    from mless.kernels import sampling_triton
+
+    sampling_triton._BLOCK = BLOCK
+
+    def tokens(logits: Tensor, draws: Tensor, name: str) -> Tensor:
+        temperature, top_k, top_p = CUTS[name]
+        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p)
+
+    found = {
+        f"{size}, {kind}, {name}": tokens(logits_of(size, kind), draws_of(size), name)
+        for size, kind in CASES
+        for name in CUTS
+    }
+    logits, draws = logits_of(300, "equals"), draws_of(300)
+    apart = torch.full((ROWS, 700), torch.nan)
+    apart[:, :300] = logits
+    found["apart"] = tokens(apart[:, :300], draws, "both")
+    found["alone"] = tokens(logits[2:], draws[2:], "both")
+    found["16 bits"] = tokens(logits_of(300, "floats").half(), draws, "both")
+    torch.save(found, path)
+
+
+def by_torch(logits: Tensor, draws: Tensor, name: str) -> Tensor:
+    temperature, top_k, top_p = CUTS[name]
+    return kernels.drawn(logits, draws, temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize(("size", "kind"), CASES)
+def test_the_kernel_draws_what_torch_draws(answers, size, kind, name):
+    expected = by_torch(logits_of(size, kind), draws_of(size), name)
+    assert torch.equal(answers[f"{size}, {kind}, {name}"], expected)
+
+
+def test_rows_that_lie_apart_and_a_row_alone_and_16_bits(answers):
+    assert torch.equal(answers["apart"], answers["300, equals, both"])
+    assert torch.equal(answers["alone"], answers["300, equals, both"][2:])
+    assert torch.equal(answers["16 bits"], by_torch(logits_of(300, "floats").half(), draws_of(300), "both"))
+
+
+@st.composite
+def rows(draw):
+    size = draw(st.integers(1, 40))
+    # Few values, so that equals stand at the cuts.
+    logits = draw(st.lists(st.integers(-6, 3), min_size=size, max_size=size))
+    return (
+        np.array(logits) * 0.75,
+        draw(st.sampled_from([0.5, 1.0, 2.0])),
+        draw(st.integers(0, size + 2)),
+        draw(st.sampled_from([0.05, 0.31, 0.5, 0.77, 0.9, 1.0])),
+        draw(st.floats(0, 1, exclude_max=True)),
+    )
+
+
+def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> tuple[np.ndarray, bool]:
+    """The chances of what stays, by the definition; and whether some cut is so close that rounding may decide it."""
+    scores = logits / temperature
+    stays = np.ones(len(scores), bool) if not top_k else scores >= np.sort(scores)[::-1][: top_k or None][-1]
+    weights = np.where(stays, np.exp(scores - scores.max()), 0.0)
+    weights /= weights.sum()
+    if top_p == 1:
+        return weights, False
+    # Lowest first, of equals the first first, as long as what goes holds no more than 1 − p.
+    held, close = 0.0, False
+    for token in sorted(range(len(scores)), key=lambda token: (weights[token], token))[:-1]:
+        held += weights[token]
+        close |= abs(held - (1 - top_p)) < 1e-5
+        if held <= 1 - top_p:
+            weights[token] = 0.0
+    return weights / weights.sum(), close
+
+
+@given(rows())
+@settings(max_examples=400, deadline=None)
+def test_a_token_is_drawn_from_what_stays_by_its_chance(case):
+    logits, temperature, top_k, top_p, draw = case
+    chances, close = kept(logits, temperature, top_k, top_p)
+    if close:
+        return
+    token = int(
+        kernels.drawn(
+            torch.tensor(logits[None], dtype=torch.float32), torch.tensor([[draw]], dtype=torch.float64),
+            temperature=temperature, top_k=top_k, top_p=top_p,
+        )
+    )  # fmt: skip
+    upto = np.cumsum(chances)
+    assert chances[token] > 0
+    assert upto[token] - chances[token] - 1e-6 <= draw <= upto[token] + 1e-6
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
