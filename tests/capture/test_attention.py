@@ -227,6 +227,27 @@ def test_layers_that_are_not_there_are_refused(layer):
         pass
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_windows_are_looked_through_block_by_block(family, side):
+    """More blocks of queries than one, whose windows begin at other keys; rows of other lengths."""
+    model = tiny(family, sliding_window=40, max_position_embeddings=1024)
+    ids = torch.randint(5, 90, (2, 700), generator=torch.Generator().manual_seed(3))
+    padding = torch.ones(2, 700, dtype=torch.long)
+    if side == "left":
+        padding[1, :333] = 0
+    if side == "right":
+        padding[1, 333:] = 0
+    real = padding.bool()
+    with torch.inference_mode():
+        plain = model.model(input_ids=ids, attention_mask=padding, use_cache=False).last_hidden_state
+        with capturing(model.model, layers=[1, 3]) as recorder:
+            ours = model.model(input_ids=ids, attention_mask=padding, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours[real], plain[real], rtol=1e-4, atol=1e-5)
+    assert set(recorder.sums) == {1, 3}
+    assert torch.isfinite(ours).all()
+
+
 def test_with_another_kernel_the_forward_inside_is_the_plain_forward_bit_for_bit():
     model = tiny("llama")
     tokens = torch.tensor([PROMPTS[0].token_ids])

@@ -60,6 +60,25 @@ def test_rows_and_ends_are_the_mask(case):
             assert int(ours.ends[b, j]) == (int(who.max()) + 1 if len(who) else 0)
 
 
+@given(cases(), st.integers(1, 4))
+@settings(max_examples=150, deadline=None)
+def test_a_few_queries_see_what_lies_near_them(case, aligned):
+    starts, keys, _ = case
+    seen, queries = square(starts, keys), starts.shape[1]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signature, "_ALIGNED", aligned)
+        ours = Intervals(starts, keys)
+        for first in range(queries):
+            for last in range(first + 1, queries + 1):
+                which, mask = ours.near(first, last)
+                rows = seen[:, first:last]
+                assert torch.equal(mask[:, 0], rows[:, :, which])
+                assert int(mask.sum()) == int(rows.sum())  # nothing that is seen lies elsewhere
+                assert which.start % aligned == 0
+    first_key = seen.int().argmax(-1).amin(0)
+    assert ours.widest == int((torch.arange(queries) + keys - queries + 1 - first_key).max())
+
+
 @given(cases())
 @settings(max_examples=150, deadline=None)
 def test_an_even_head_is_the_reference_s_with_all_scores_zero(case):

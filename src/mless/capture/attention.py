@@ -26,7 +26,7 @@ from mless.models import LoadedModel
 from mless.models.seams import attention_layers
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name
 
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
 #: The longest prompt that runs in one forward, and the parts of longer ones.
 _WHOLE, _PART = 131072, 16384
 #: Kinds of layers that see differently in one model: full, sliding, chunked.
@@ -139,6 +139,18 @@ class Recorder:
             self._seen.clear()
         self._seen[key] = found = _Seen(mask, common, even)
         return found
+
+    def intervals(self, call: Call) -> kernels.Intervals | None:
+        """What a call's queries see, where that is an interval of the keys for each."""
+        rows, queries, tokens = call.query.shape[0], call.query.shape[2], call.key.shape[2]
+        if self._parts is None and queries != tokens:
+            return None  # a cache that nobody announced: refused, if the layer is recorded
+        if self._announced is not None and (
+            self._announced[0].shape[0] != rows or self._announced[0].shape[2] < tokens
+        ):
+            return None
+        seen = self._seen_by(call.mask, call.query, call.key.shape[2]).common["visible"]
+        return seen if isinstance(seen, kernels.Intervals) else None
 
     def __call__(self, call: Call, lse: Float[Tensor, "batch heads queries"] | None) -> None:
         """Compute and keep what a layer's keys received; `lse`: the forward's own log-sum-exp, where it has one."""
@@ -305,11 +317,11 @@ def capturing(
             lse: Tensor | None = None
             cached = call.key.shape[2] > call.query.shape[2]
             if not plain:
-                out = _own_forward(call)
+                out = _own_forward(call, recorder.intervals(call))
             elif (recorded or cached) and (found := _forward_with_lse(call)) is not None:
                 out, lse = found
             else:
-                out = _sdpa_forward(call)
+                out = _sdpa_forward(call, recorder.intervals(call))
             if recorded:
                 recorder(call, lse)
         if recorded and recorder.witness is not None:
@@ -363,41 +375,50 @@ def _with_lse(
     return out, lse.reshape(q.shape[:3])
 
 
-def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
-    def sdpa(q: Tensor, mask: Tensor | None, causal: bool | None = None) -> Tensor:
-        scale = call.score["scale"]
-        return sdpa_attention_forward(call.module, q, call.key, call.value, mask, scaling=scale, is_causal=causal)[0]
+def _sdpa_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "batch queries heads dim"]:
+    def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
+        k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
+        return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
 
     if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
-        return sdpa(call.query, None, causal=True)
-    # Long prompts: a mask for some thousand rows at a time, never the whole square.
-    size = call.query.shape[2]
-    blocks = [(first, min(first + _ROWS_AT_ONCE, size)) for first in range(0, size, _ROWS_AT_ONCE)]
-    out = [sdpa(call.query[:, :, first:last], call.mask(first, last)) for first, last in blocks]
+        return sdpa(call.query, slice(None), None, causal=True)
+    rows = _ROWS_AT_ONCE
+    if seen is not None:
+        # Half as many queries as a window has keys: a third of what is computed is hidden then.
+        rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
+    out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, seen, rows)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
 
-def _own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+def _blocks(call: Call, seen: kernels.Intervals | None, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
+    """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
+    for first in range(0, call.query.shape[2], rows):
+        last = min(first + rows, call.query.shape[2])
+        keys, mask = seen.near(first, last) if seen is not None else (slice(None), call.mask(first, last))
+        yield first, last, keys, mask
+
+
+def _own_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "batch queries heads dim"]:
     """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
     query, key, score = call.query, call.key, call.score
     groups = query.shape[1] // key.shape[1]
-    keys = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
+    every_key = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
     values = call.value.repeat_interleave(groups, 1)
     out: list[Tensor] = []
     rows = max(16, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
-    for first in range(0, query.shape[2], rows):
-        last = min(first + rows, query.shape[2])
-        scores = query[:, :, first:last].float() @ keys * score["scale"]
+    for first, last, keys, mask in _blocks(call, seen, rows):
+        scores = query[:, :, first:last].float() @ every_key[..., keys] * score["scale"]
         if score["softcap"] is not None:
             scores = torch.tanh(scores / score["softcap"]) * score["softcap"]
         if score["bias"] is not None:
-            scores = scores + score["bias"][:, :, first:last].float()
-        scores = scores.masked_fill(~call.mask(first, last), torch.finfo(torch.float32).min)
+            scores = scores + score["bias"][:, :, first:last, keys].float()
+        scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
+        there = scores.shape[-1]
         if score["sinks"] is not None:
             sink = score["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
-        p = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
-        out.append((p.to(values.dtype) @ values).transpose(1, 2))
+        p = torch.softmax(scores, dim=-1)[..., :there]
+        out.append((p.to(values.dtype) @ values[:, :, keys]).transpose(1, 2))
     return torch.cat(out, dim=1).contiguous()
 
 

@@ -38,6 +38,7 @@ class LazyMask:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
         self._whole: Tensor | None = None
+        self._windows: dict[int, LazyMask] = {}
         padding: Tensor | None = arguments.get("attention_mask")
         local: int | None = arguments.get("local_size")
         unpadded = padding is None or bool(padding.all())
@@ -63,9 +64,11 @@ class LazyMask:
         return block
 
     def windowed(self, size: int) -> LazyMask:
-        """The same with a sliding window that the model's mask does not know of."""
-        window = {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
-        return LazyMask({**self._arguments, **window})
+        """The same with a sliding window that the model's mask does not know of; one for all layers that ask."""
+        if size not in self._windows:
+            window = {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
+            self._windows[size] = LazyMask({**self._arguments, **window})
+        return self._windows[size]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """MPT takes its mask for a tensor of numbers and makes truth values of it; these are some already."""

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int, Int32
 from torch import Tensor
 
+#: Where keys are cut off: at such multiples, so that kernels that take blocks of keys take the same ones.
+_ALIGNED = 128
 #: Most elements of a mask that are looked at together.
 _ELEMENTS = 1 << 26
 
@@ -80,6 +83,27 @@ class Intervals:
         keys = torch.arange(self.keys, device=self.starts.device)
         at = torch.arange(first, last, device=keys.device)[:, None] + self.offset
         return ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
+
+    def near(self, first: int, last: int) -> tuple[slice, Bool[Tensor, "batch 1 rows seen"]]:
+        """The keys that the queries ``first … last − 1`` see between them, and which of those each sees."""
+        at = torch.arange(first, last, device=self.starts.device)[:, None] + self.offset
+        begin = int(self._firsts[first]) // _ALIGNED * _ALIGNED
+        keys = torch.arange(begin, last + self.offset, device=at.device)
+        seen = (keys <= at) & (keys >= self.starts[:, first:last, None])
+        return slice(begin, last + self.offset), seen[:, None]
+
+    @cached_property
+    def widest(self) -> int:
+        """Most keys that a query sees."""
+        queries = self.starts.shape[1]
+        return int((np.arange(queries) + self.offset + 1 - self._firsts).max()) if queries else 0
+
+    @cached_property
+    def _firsts(self) -> Int[np.ndarray, " queries"]:
+        """The first key that a query of any row sees."""
+        if self.whole:
+            return np.zeros(self.starts.shape[1], dtype=np.int64)
+        return self.starts.amin(0).cpu().numpy()
 
     @cached_property
     def ends(self) -> Int32[Tensor, "batch keys"]:
