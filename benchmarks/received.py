@@ -325,6 +325,28 @@ def kernel_row(tokens: int, n: int, kv: int, dim: int) -> dict[str, Any]:
     }
 
 
+def sustained_rows(seconds: float = 1.0) -> Iterator[dict[str, Any]]:
+    """What the chip keeps up: at its power limit the clock falls. On zeros it is not at that limit, and a plain product takes no exponential."""
+    tokens, n = 32768, 28
+    q, k, v = heads(1, tokens, n)
+    real = torch.ones(1, tokens, dtype=torch.bool, device="cuda")
+    lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=128**-0.5)[1]
+    one = asked_of(real)
+    zeros = torch.zeros_like(q), torch.zeros_like(k)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    share = n * tokens * tokens * 128 / (2 * 8192**3)  # of one product of these: as many operations as the kernel's
+    calls: dict[str, tuple[Callable[[], object], float]] = {
+        "the kernel": (lambda: kernels.received(q, k, scale=128**-0.5, lse=lse, **one), 1.0),
+        "the kernel on zeros": (lambda: kernels.received(*zeros, scale=128**-0.5, lse=lse, **one), 1.0),
+        "a bf16 product of as many operations": (lambda: a @ b, share),
+    }
+    for name, (call, factor) in calls.items():
+        call()
+        burst = on_device(call, 4)
+        ms = on_device(call, max(4, int(1e3 * seconds / burst)))
+        yield {"what": "sustained", "of": name, "tokens": tokens, "ms": round(ms * factor, 3)}
+
+
 def ceilings() -> dict[str, Any]:
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -373,6 +395,9 @@ def main() -> None:
             for row in scaling_rows():
                 tell(row)
             return
+        if asked.kernel_tokens:
+            for row in sustained_rows():
+                tell(row)
         for shape in asked.shapes.split(","):
             config = SHAPES[shape]
             dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
