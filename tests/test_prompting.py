@@ -16,7 +16,7 @@ from mless.models import LoadedModel
 from mless.prompting import SYSTEM_TEXT, align, build_messages, build_prompts, render, resolve_kind, shared_beginning
 from mless.study.direct import prompts as direct_prompts
 from mless.tasks import filler_sentences
-from mless.values import PLACEMENTS, Condition, Item, Prompt, Span, format_numbers, parse_numbers
+from mless.values import PLACEMENTS, Condition, Item, Prompt, Span, format_numbers, numbers_of, parse_numbers
 from spelling import CHATML, FORGETS_SYSTEM, NO_SYSTEM, TRIMS, byte_level, spelled
 
 NONE = Condition("none", "none")
@@ -392,6 +392,28 @@ def test_numbers_as_people_write_them() -> None:
             parse_numbers(text, 9, "layer")
     with pytest.raises(BadStudy, match="runs backwards; write 2-5"):
         parse_numbers("5-2", 9, "layer")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(3, [3]), ([4, 1, 4], [4, 1]), (range(1, 3), [1, 2]), ("2-3", [2, 3]), ([], [])]
+)
+def test_numbers_are_taken_as_people_give_them(given: Any, found: list[int]) -> None:
+    assert numbers_of(given, 9, "layer") == found
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (0, "no layer 0: SmolLM2's layers are 1 to 9"),
+        ([1, 10], "no layer 10"),
+        ([True], "got True"),
+        ([2.0], "got 2.0"),
+        (["3"], "got '3'"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(given: Any, says: str) -> None:
+    with pytest.raises(BadStudy, match=says):
+        numbers_of(given, 9, "layer", "SmolLM2's")
 
 
 @given(st.lists(st.integers(1, 30), min_size=1))

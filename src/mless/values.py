@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 from mless.errors import BadPrompt, BadStudy
 
@@ -325,6 +325,20 @@ def parse_numbers(text: str, highest: int, what: str) -> list[int]:
             raise BadStudy(f"{what}s: {part.strip()!r} runs backwards; write {last}-{first}")
         found.update(range(first, last + 1))
     return sorted(found)
+
+
+def numbers_of(given: Iterable[object] | int | str, highest: int, what: str, whose: str = "this model's") -> list[int]:
+    """Numbers from 1 to `highest` as a person may give them: one, several, or a text for `parse_numbers`; each once, in the given order."""
+    if isinstance(given, str):
+        return parse_numbers(given, highest, what)
+    found: dict[int, None] = {}
+    for number in [given] if isinstance(given, int) else given:
+        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+            raise BadStudy(f"{what}s are whole numbers, or a text such as '1-4,7'; got {number!r}")
+        if not 1 <= number.__index__() <= highest:
+            raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
+        found[number.__index__()] = None
+    return list(found)
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

@@ -214,7 +214,7 @@ def test_an_activation_that_is_no_tensor_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "says"), [([], "no layer was asked for"), ([4], "layers 1 to 3"), ([0], "no layer 0")]
+    ("layers", "says"), [([], "no layer was asked for"), ([4], "the loaded layers are 1 to 3"), ([0], "no layer 0")]
 )
 def test_layers_that_are_not_there(layers: list[int], says: str) -> None:
     with pytest.raises(BadStudy, match=says):

@@ -215,7 +215,7 @@ def test_a_model_without_position_ids_is_refused_by_name():
 
 def test_bad_input_is_told():
     model = tiny("llama")
-    with pytest.raises(BadStudy, match="no layer 4: layers 1 to 3 are loaded"):
+    with pytest.raises(BadStudy, match="no layer 4: the loaded layers are 1 to 3"):
         displacement(model, WITHOUT, WITH, layers=[4])
     with pytest.raises(BadPrompt, match="do not hold the same original tokens"):
         displacement(model, prompt_of(("system", 4), ("question", 20), seed=3, condition="none"), WITH, layers=[1])

@@ -327,9 +327,19 @@ def test_nan_in_the_attention_is_named():
         list(received(model, PROMPTS[:1]))
 
 
+@pytest.mark.parametrize("layers", [2, "2", [2, 2], (2,)])
+@pytest.mark.parametrize("heads", [3, "3", [3, 3]])
+def test_one_layer_and_head_may_be_named_in_any_way(layers, heads):
+    model = tiny("llama")
+    (plain,) = received(model, PROMPTS[:1], layers=[2], heads=[3])
+    (named,) = received(model, PROMPTS[:1], layers=layers, heads=heads)
+    assert (named.layers, named.heads) == ([2], [3])
+    np.testing.assert_array_equal(named.received, plain.received)
+
+
 def test_ranges_are_named():
     model = tiny("llama")
-    with pytest.raises(BadStudy, match="no layer 4: layers 1 to 3"):
+    with pytest.raises(BadStudy, match="no layer 4: the loaded layers are 1 to 3"):
         list(received(model, PROMPTS[:1], layers=[4]))
     with pytest.raises(BadStudy, match="no head 5: this model's heads are 1 to 4"):
         list(received(model, PROMPTS[:1], heads=[5]))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points
-from mless.values import Prompt
+from mless.values import Prompt, numbers_of
 
 #: Values handed over at a time: their copies in double precision are some tens of megabytes, whatever the prompt's length.
 BLOCK_VALUES = 1 << 20
@@ -82,9 +82,7 @@ def read_activations(
     """One forward of the batch, padded on the right; `take(row, rows)` is told of every prompt's original tokens in every layer."""
     if not layers:
         raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
-    for layer in layers:
-        if not 1 <= layer <= model.loaded_layers:
-            raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
+    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
     for prompt in batch:
         if len(prompt) > model.context:
             raise BadPrompt(

@@ -18,12 +18,12 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor, nn
 
 from mless.capture.seam import Call, attending
-from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.errors import BadAttention, BadPrompt, UnsupportedArchitecture
 from mless.kernels.signature import Visible
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
 from mless.prompting import align
-from mless.values import Prompt, head_name
+from mless.values import Prompt, head_name, numbers_of
 
 #: Whose outputs are compared: the original tokens that come after the filler, or all of them. Those before it cannot see it.
 Tokens = Literal["after", "original"]
@@ -185,9 +185,7 @@ def displacement(
     Where tokens are inserted a third row runs beside the two: the original tokens alone, at the positions they have with filler. What it
     differs by from the first is the doing of the positions. `points` tokens, drawn with `rng`, are kept as vectors.
     """
-    for layer in layers:
-        if not 1 <= layer <= model.loaded_layers:
-            raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
+    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
     where = align(without, with_filler)
     compared = [n for n, place in enumerate(where) if tokens == "original" or _moved(with_filler, n, place)]
     inserted = len(with_filler) > len(without)

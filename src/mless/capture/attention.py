@@ -24,7 +24,7 @@ from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitect
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
 from mless.models.seams import attention_layers
-from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name
+from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name, numbers_of
 
 _ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
 #: The longest prompt that runs in one forward, and the parts of longer ones.
@@ -426,13 +426,13 @@ def received(
     model: LoadedModel,
     prompts: Sequence[Prompt],
     *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
+    layers: Sequence[int] | int | str | None = None,
+    heads: Sequence[int] | int | str | None = None,
     batch_size: int = 1,
     part: int | None = None,
     kernel: Callable[..., kernels.Sums] = kernels.received,
 ) -> Iterator[Attention]:
-    """Received attention of each prompt, in order.
+    """Received attention of each prompt, in order. Layers and heads are numbered from 1: one, several, or a text as the command takes it.
 
     All loaded layers run, whichever are asked for: `mless.load(…, layers=…)` is what saves the others' time. Batches are padded on the right;
     `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone and
@@ -441,15 +441,14 @@ def received(
     """
     if part is not None and part < 1:
         raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")
-    asked = list(layers) if layers is not None else attention_layers(model.model)
-    for layer in asked:
-        if not 1 <= layer <= model.loaded_layers:
-            raise BadStudy(f"no layer {layer}: layers 1 to {model.loaded_layers} are loaded (numbered from 1)")
-    which = list(heads) if heads is not None else list(range(1, model.heads + 1))
+    if layers is None:
+        asked = attention_layers(model.model)
+    else:
+        asked = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
+    which = numbers_of("all" if heads is None else heads, model.heads, "head")
     if not asked or not which:
         raise BadStudy("no layer or no head was asked for; leave layers and heads out for all of them")
-    _checked(which, model.heads)
-    with capturing(model.model, layers=asked, heads=heads, kernel=kernel) as recorder:
+    with capturing(model.model, layers=asked, heads=None if heads is None else which, kernel=kernel) as recorder:
         for batch in _batches(prompts, batch_size, part or _WHOLE):
             for prompt in batch:
                 if len(prompt) > model.context:

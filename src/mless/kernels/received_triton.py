@@ -151,7 +151,7 @@ def _mass(
     sums, one stretch after the other.
     """
     batch, n_sets, heads, keys = sums.shape
-    stretches, width = triton.cdiv(keys, _STRETCH), triton.next_power_of_2(n_spans + 1)
+    stretches, width = -(-keys // _STRETCH), 1 << n_spans.bit_length()
     parts = torch.empty(batch * heads, stretches, width, device=sums.device)
     mass = torch.empty(batch, heads, n_spans + 1, device=sums.device)
     _parts_kernel[(batch * heads, stretches)](

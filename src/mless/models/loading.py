@@ -25,7 +25,7 @@ from mless.models.converting import FP32_PARAMETERS
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
 from mless.models.quiet import quiet_transformers
 from mless.models.seams import among, attention_layers
-from mless.values import parse_numbers
+from mless.values import numbers_of
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 #: Names outside the layers: the language-model head, and the norm that follows the last layer.
@@ -168,12 +168,9 @@ def load(
     else:
         described = describe(name, trust_remote_code=trust_remote_code, say=say, step=step)
     source, config = described.source, described.config
-    if isinstance(layers, str):
-        layers = parse_numbers(layers, described.layers, "layer")
-    asked = [layers] if isinstance(layers, int) else list(layers or [described.layers])
-    for layer in asked:
-        if not 1 <= layer <= described.layers:
-            raise BadStudy(f"no layer {layer}: {source.label}'s layers are 1 to {described.layers} (numbered from 1)")
+    asked = numbers_of("all" if layers is None else layers, described.layers, "layer", f"{source.label}'s")
+    if not asked:
+        raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
     if head and layers is not None and max(asked) < described.layers:
         raise BadStudy(f"answers need every layer of {source.label}; leave --layers out")
     count = described.layers if head else max(asked)
