@@ -123,6 +123,11 @@ def test_what_is_made_of_intervals_is_found(case):
     assert found is not None
     assert torch.equal(found(0, starts.shape[1])[:, 0][members], seen[members])
     assert found.whole == (not bool(starts[members].any()))
+    # Nobody has to look back for what follows a row's last member.
+    for row, who in enumerate(members):
+        end = int(who.nonzero().max()) + 1 if who.any() else 0
+        if not found.whole:
+            assert found.starts[row, end:].tolist() == list(range(keys - starts.shape[1] + end, keys))
     # Kernels walk to the last query that sees a key: it must not come before a member's.
     assert bool((found.starts.diff(dim=-1) >= 0).all())
 

@@ -164,7 +164,13 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
     fits &= ((rising == begin) | ~members).all()
     if not bool(fits):
         return None
-    return Intervals(rising.contiguous(), keys, whole=not bool(rising.any()))
+    whole = not bool(rising.any())
+    if not whole:
+        # What follows a row's last member may see itself only, so that no other row has to look further back for it.
+        place = torch.arange(queries, device=members.device)
+        behind = place >= (members * (place + 1)).amax(-1, keepdim=True)
+        rising = torch.where(behind, (place + keys - queries).int(), rising)
+    return Intervals(rising.contiguous(), keys, whole=whole)
 
 
 def mass_of(
