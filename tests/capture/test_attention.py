@@ -12,6 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mless import kernels
+from mless.capture import attention as capture
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
@@ -229,8 +230,18 @@ def test_layers_that_are_not_there_are_refused(layer):
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_windows_are_looked_through_block_by_block(family, side):
+def test_windows_are_looked_through_block_by_block(family, side, monkeypatch):
     """More blocks of queries than one, whose windows begin at other keys; rows of other lengths."""
+    monkeypatch.setattr(capture, "BLOCK_ELEMENTS", 2 * 4 * 700 * 256)
+    looked: list[slice] = []
+    near = kernels.Intervals.near
+
+    def watched(self, first, last):
+        keys, mask = near(self, first, last)
+        looked.append(keys)
+        return keys, mask
+
+    monkeypatch.setattr(kernels.Intervals, "near", watched)
     model = tiny(family, sliding_window=40, max_position_embeddings=1024)
     ids = torch.randint(5, 90, (2, 700), generator=torch.Generator().manual_seed(3))
     padding = torch.ones(2, 700, dtype=torch.long)
@@ -246,6 +257,34 @@ def test_windows_are_looked_through_block_by_block(family, side):
     torch.testing.assert_close(ours[real], plain[real], rtol=1e-4, atol=1e-5)
     assert set(recorder.sums) == {1, 3}
     assert torch.isfinite(ours).all()
+    # 40 keys and what aligning them adds, besides the block's own.
+    windows = {keys.start for keys in looked if keys.stop - keys.start <= 256 + 40 + 128}
+    assert windows >= {0, 128, 384}
+
+
+@pytest.mark.parametrize("case", ["window", "window and sinks", "packed", "no diagonal"])
+def test_the_forward_does_not_depend_on_the_sets(case):
+    """What a token sees is the mask's to say: also for tokens that are in no query set."""
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    size = tokens.shape[1]
+    model = tiny({"window": "mistral", "window and sinks": "gpt_oss"}.get(case, "gemma3_text"), sliding_window=7)
+    given = {}
+    sets = torch.ones(1, 2, size, dtype=torch.bool)
+    sets[:, :, size // 3 : size - 2] = False
+    if case in ("packed", "no diagonal"):
+        causal = torch.ones(size, size, dtype=torch.bool).tril(0 if case == "packed" else -1)
+        causal[0, 0] = True
+        if case == "packed":
+            causal[size // 2 :, : size // 3] = False
+        given = {"attention_mask": causal[None, None]}
+    with torch.inference_mode():
+        plain = model.model(input_ids=tokens, use_cache=False, **given).last_hidden_state
+        for announced in (False, True):
+            with capturing(model.model, layers=[2]) as recorder:
+                if announced:
+                    recorder.expect(sets, torch.zeros(1, size, dtype=torch.long))
+                inside = model.model(input_ids=tokens, use_cache=False, **given).last_hidden_state
+            torch.testing.assert_close(inside, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_with_another_kernel_the_forward_inside_is_the_plain_forward_bit_for_bit():
@@ -275,8 +314,6 @@ def test_the_forward_inside_agrees_with_eager(family):
 
 
 def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
-    from mless.capture import attention as capture
-
     monkeypatch.setattr(capture, "_ROWS_AT_ONCE", 10)
     model = tiny("mistral")
     blocks = next(received(model, PROMPTS[:1]))

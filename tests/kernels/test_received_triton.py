@@ -226,8 +226,11 @@ def teach_the_interpreter_bf16() -> None:
 
 def interpreted(path: str) -> None:
     """What the kernel answers to everything asked here."""
-    from mless.kernels import implementation, intervals
+    from mless.kernels import implementation, intervals, received_triton
     from mless.kernels.received_triton import received
+
+    # Mass from several stretches of keys, as a prompt of thousands has it.
+    received_triton._STRETCH, received_triton._TOGETHER = 32, 16
 
     teach_the_interpreter_bf16()
 
@@ -259,7 +262,25 @@ def interpreted(path: str) -> None:
     found["again"] = answer(asked(GQA))
     found["both the same"] = answer(asked(ONE) | {"sets": asked(ONE)["sets"].contiguous()})
     found["nobody"] = answer(nobody_in_the_second())
+    found["prepared"] = prepared()
     torch.save(found, path)
+
+
+def members_and_levels() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    members = torch.rand(2, 2, 1500, generator=generator) > 0.3
+    return members & members[:, :1], torch.randn(2, 3, 1500, generator=generator)
+
+
+def prepared() -> tuple[Tensor, Tensor]:
+    """What Hopper's kernels read by query; they themselves cannot be interpreted."""
+    from mless.kernels import received_hopper as hopper
+
+    members, lse = members_and_levels()
+    level, weights = torch.full((2, 3, 1500 + hopper._PAST), torch.nan), torch.full((2, 1500 + hopper._PAST), torch.nan)
+    given = (lse, members.view(torch.int8), level, weights, 3, 1500)
+    hopper._prepare[(6, 2)](*given, SETS=2, PAST=hopper._PAST, BLOCK=1024)
+    return level, weights
 
 
 GQA, ONE = (next(case for case in CASES if case.id == name) for name in ("GQA", "one-set-for-two"))
@@ -320,6 +341,14 @@ def test_a_set_of_nobody_has_no_mass(answers):
     assert received[:, 0].any()
     assert not received[:, 1].any()
     assert not mass.any()
+
+
+def test_hopper_reads_nothing_of_a_query_that_is_no_member_or_past_the_last(answers):
+    level, weights = answers["prepared"]
+    members, lse = members_and_levels()
+    torch.testing.assert_close(level[..., :1500], torch.where(members[:, :1], -lse / math.log(2), -torch.inf))
+    assert torch.equal(weights[:, :1500], members[:, 1].float())
+    assert bool((level[..., 1500:] == -torch.inf).all()) and not weights[:, 1500:].any()
 
 
 def test_the_cases_are_what_they_say():

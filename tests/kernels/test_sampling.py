@@ -1,6 +1,6 @@
 """The draw of a token: the torch path against its definition, and Triton's kernel against the torch path, interpreted in a process of its own.
 
-On a GPU the kernel runs in tests/engines/test_hf_gpu.py.
+On a GPU: tests/kernels/test_sampling_gpu.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import TopPLogitsWarper
 
 from mless import kernels
 
@@ -25,7 +26,8 @@ CUTS = {
     "more than there are": (1.0, 5000, 1.0),
     "half": (1.0, 0, 0.503),
     "nearly all": (1.3, 0, 0.947),
-    "hardly any": (1.0, 0, 1e-9),
+    "hardly any": (1.0, 0, 1e-20),
+    "ice": (1e-39, 0, 1.0),
     "both": (0.7, 40, 0.903),
     "the highest": (2.0, 1, 0.3007),
 }
@@ -42,6 +44,10 @@ def logits_of(size: int, kind: str) -> Tensor:
     if kind == "hidden":
         logits[:, 1::3] = -torch.inf
     return logits
+
+
+#: Of so many equals transformers leaves so many at this p.
+EQUALS = [(10, 0.9, 9), (20, 0.95, 19), (5, 0.8, 4), (10, 0.7, 7), (3, 1 / 3, 1), (8, 0.5, 4)]
 
 
 def draws_of(size: int) -> Tensor:
@@ -73,6 +79,10 @@ def main(path: str) -> None:
     found["apart"] = tokens(apart[:, :300], draws, "both")
     found["alone"] = tokens(logits[2:], draws[2:], "both")
     found["16 bits"] = tokens(logits_of(300, "floats").half(), draws, "both")
+    for size, top_p, _ in EQUALS:
+        found[f"{size} equals, {top_p}"] = sampling_triton.drawn(
+            torch.zeros(1, size), torch.zeros(1, 1).double(), 1.0, 0, top_p
+        )
     torch.save(found, path)
 
 
@@ -92,6 +102,17 @@ def test_rows_that_lie_apart_and_a_row_alone_and_16_bits(answers):
     assert torch.equal(answers["apart"], answers["300, equals, both"])
     assert torch.equal(answers["alone"], answers["300, equals, both"][2:])
     assert torch.equal(answers["16 bits"], by_torch(logits_of(300, "floats").half(), draws_of(300), "both"))
+
+
+@pytest.mark.parametrize(("size", "top_p", "left"), EQUALS)
+def test_a_cut_that_falls_on_a_token_is_transformers_own(answers, size, top_p, left):
+    equals = torch.zeros(1, size)
+    theirs = TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.long), equals)
+    assert int(torch.isfinite(theirs).sum()) == left
+    # The lowest draw falls on the first that stays.
+    none = torch.zeros(1, 1, dtype=torch.float64)
+    assert int(kernels.drawn(equals, none, temperature=1.0, top_p=top_p)) == size - left
+    assert int(answers[f"{size} equals, {top_p}"]) == size - left
 
 
 @st.composite

@@ -9,15 +9,16 @@ from mless import kernels
 
 pytestmark = pytest.mark.gpu
 
-ROWS, SIZE = 128, 152064
+ROWS = 128
 CUTS = [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.0, 50, 1.0), (1.0, 0, 0.95), (0.7, 20, 0.8), (1.0, 1, 0.5), (0.01, 0, 0.9)]
 
 
+@pytest.mark.parametrize("size", [152064, 50257])  # rows that begin at multiples of 16 bytes, and rows that do not
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), CUTS)
-def test_the_kernel_draws_what_torch_draws(dtype, temperature, top_k, top_p):
+def test_the_kernel_draws_what_torch_draws(size, dtype, temperature, top_k, top_p):
     generator = torch.Generator().manual_seed(1)
-    logits = (torch.randn(ROWS, SIZE, generator=generator) * 3).to(dtype)
+    logits = (torch.randn(ROWS, size, generator=generator) * 3).to(dtype)
     draws = torch.rand(ROWS, 1, generator=generator, dtype=torch.float64)
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     expected = kernels.drawn(logits, draws, **asked)

@@ -123,11 +123,14 @@ def test_what_is_made_of_intervals_is_found(case):
     assert found is not None
     assert torch.equal(found(0, starts.shape[1])[:, 0][members], seen[members])
     assert found.whole == (not bool(starts[members].any()))
-    # Nobody has to look back for what follows a row's last member.
+    # Nobody has to look back for what stands before a row's first member or behind its last.
     for row, who in enumerate(members):
         end = int(who.nonzero().max()) + 1 if who.any() else 0
         if not found.whole:
             assert found.starts[row, end:].tolist() == list(range(keys - starts.shape[1] + end, keys))
+            begin = int(who.nonzero().min()) if who.any() else 0
+            own = torch.arange(begin) + keys - starts.shape[1]
+            assert found.starts[row, :begin].tolist() == own.clamp(max=int(starts[row, begin])).tolist()
     # Kernels walk to the last query that sees a key: it must not come before a member's.
     assert bool((found.starts.diff(dim=-1) >= 0).all())
 

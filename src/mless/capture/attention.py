@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mless import kernels
-from mless.capture.seam import Call, Mask, attending
+from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
@@ -127,7 +127,9 @@ class Recorder:
             starts = torch.zeros(rows, queries, dtype=torch.int32, device=q.device)
             visible = kernels.Intervals(starts, tokens, whole=True)
         else:
-            visible = kernels.intervals(mask, sets[:, 0], tokens)
+            # Of the model's own mask it is known already, unless a set asks for padding.
+            known = isinstance(mask, LazyMask) and not bool((sets[:, 0] & ~mask.real).any())
+            visible = (mask.intervals if known else None) or kernels.intervals(mask, sets[:, 0], tokens)
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
             asked = visible.asked(sets)
@@ -139,18 +141,6 @@ class Recorder:
             self._seen.clear()
         self._seen[key] = found = _Seen(mask, common, even)
         return found
-
-    def intervals(self, call: Call) -> kernels.Intervals | None:
-        """What a call's queries see, where that is an interval of the keys for each."""
-        rows, queries, tokens = call.query.shape[0], call.query.shape[2], call.key.shape[2]
-        if self._parts is None and queries != tokens:
-            return None  # a cache that nobody announced: refused, if the layer is recorded
-        if self._announced is not None and (
-            self._announced[0].shape[0] != rows or self._announced[0].shape[2] < tokens
-        ):
-            return None
-        seen = self._seen_by(call.mask, call.query, call.key.shape[2]).common["visible"]
-        return seen if isinstance(seen, kernels.Intervals) else None
 
     def __call__(self, call: Call, lse: Float[Tensor, "batch heads queries"] | None) -> None:
         """Compute and keep what a layer's keys received; `lse`: the forward's own log-sum-exp, where it has one."""
@@ -317,11 +307,11 @@ def capturing(
             lse: Tensor | None = None
             cached = call.key.shape[2] > call.query.shape[2]
             if not plain:
-                out = _own_forward(call, recorder.intervals(call))
+                out = _own_forward(call)
             elif (recorded or cached) and (found := _forward_with_lse(call)) is not None:
                 out, lse = found
             else:
-                out = _sdpa_forward(call, recorder.intervals(call))
+                out = _sdpa_forward(call)
             if recorded:
                 recorder(call, lse)
         if recorded and recorder.witness is not None:
@@ -375,7 +365,7 @@ def _with_lse(
     return out, lse.reshape(q.shape[:3])
 
 
-def _sdpa_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "batch queries heads dim"]:
+def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
         k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
         return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
@@ -383,22 +373,23 @@ def _sdpa_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "
     if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
         return sdpa(call.query, slice(None), None, causal=True)
     rows = _ROWS_AT_ONCE
-    if seen is not None:
+    if (seen := call.mask.intervals) is not None:
         # Half as many queries as a window has keys: a third of what is computed is hidden then.
         rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
-    out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, seen, rows)]
+    out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
 
-def _blocks(call: Call, seen: kernels.Intervals | None, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
+def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
     """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
+    seen = call.mask.intervals
     for first in range(0, call.query.shape[2], rows):
         last = min(first + rows, call.query.shape[2])
         keys, mask = seen.near(first, last) if seen is not None else (slice(None), call.mask(first, last))
         yield first, last, keys, mask
 
 
-def _own_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "batch queries heads dim"]:
+def _own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
     query, key, score = call.query, call.key, call.score
     groups = query.shape[1] // key.shape[1]
@@ -406,7 +397,7 @@ def _own_forward(call: Call, seen: kernels.Intervals | None) -> Float[Tensor, "b
     values = call.value.repeat_interleave(groups, 1)
     out: list[Tensor] = []
     rows = max(16, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
-    for first, last, keys, mask in _blocks(call, seen, rows):
+    for first, last, keys, mask in _blocks(call, rows):
         scores = query[:, :, first:last].float() @ every_key[..., keys] * score["scale"]
         if score["softcap"] is not None:
             scores = torch.tanh(scores / score["softcap"]) * score["softcap"]

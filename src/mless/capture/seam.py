@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
+from mless import kernels
 from mless.errors import UnsupportedArchitecture
 from mless.models.seams import attention_modules, own_attention
 
@@ -70,6 +72,23 @@ class LazyMask:
             self._windows[size] = LazyMask({**self._arguments, **window})
         return self._windows[size]
 
+    @cached_property
+    def real(self) -> Bool[Tensor, "batch queries"]:
+        """Which queries are no padding, as far as the model was told."""
+        padding: Tensor | None = self._arguments.get("attention_mask")
+        if padding is not None and padding.ndim == 2 and padding.shape[1] == self.keys:
+            return padding[:, self.keys - self.queries :].bool()
+        device = padding.device if padding is not None else self._arguments.get("device")
+        return torch.ones(self._arguments["batch_size"], self.queries, dtype=torch.bool, device=device)
+
+    @cached_property
+    def intervals(self) -> kernels.Intervals | None:
+        """The mask as intervals, where it is some for every real query."""
+        if self.causal_for_real:
+            starts = torch.zeros(self.real.shape, dtype=torch.int32, device=self.real.device)
+            return kernels.Intervals(starts, self.keys, whole=True)
+        return kernels.intervals(self, self.real, self.keys)
+
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """MPT takes its mask for a tensor of numbers and makes truth values of it; these are some already."""
         return self if args == (torch.bool,) else self.whole.to(*args, **kwargs)
@@ -99,7 +118,9 @@ class LazyMask:
 
 
 class _GivenMask:
-    """A mask the model built or changed itself, as a tensor."""
+    """A mask the model built or changed itself, as a tensor: which of its rows are padding nobody knows."""
+
+    intervals = None
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask

@@ -69,7 +69,7 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: 
     own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are no query of this call stay 0
     level = torch.empty(batch, heads, queries + _PAST, device=q.device)
     weights = torch.empty(batch, queries + _PAST, device=q.device)
-    _prepare[(triton.cdiv(queries + _PAST, 1024), batch * heads)](
+    _prepare[(batch * heads, triton.cdiv(queries + _PAST, 1024))](
         lse, members.contiguous().view(torch.int8), level, weights, heads, queries, SETS=n_sets, PAST=_PAST, BLOCK=1024
     )
     long = keys >= _LONG and dim in _SHARED
@@ -113,9 +113,9 @@ def _prepare(lse, members, level, weights, HEADS, QUERIES, SETS: tl.constexpr, P
 
     A query that is no member, or lies past the last, has minus infinity, so that nothing is left of its shares.
     """
-    pair = tl.program_id(1).to(tl.int64)
+    pair = tl.program_id(0).to(tl.int64)
     b, h = pair // HEADS, pair % HEADS
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = rows < QUERIES
     kept = rows < QUERIES + PAST
     member = tl.load(members + b * SETS * QUERIES + rows, mask=there, other=0) != 0

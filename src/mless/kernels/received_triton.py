@@ -23,8 +23,8 @@ _LOG2E = 1.4426950408889634
 _C_LOG2E = tl.constexpr(_LOG2E)
 #: Nothing is compiled in for a length's being a multiple of 16: values would lie otherwise over the threads, and be added in another order.
 _LENGTHS = ["HEADS", "QUERIES", "KEYS"]
-#: Keys that one program adds up for the mass.
-_STRETCH = 4096
+#: Keys that one program adds up for the mass, and how many of them together.
+_STRETCH, _TOGETHER = 4096, 512
 
 
 def received(
@@ -156,7 +156,7 @@ def _mass(
     mass = torch.empty(batch, heads, n_spans + 1, device=sums.device)
     _parts_kernel[(batch * heads, stretches)](
         sums, own, lse, members.contiguous().view(torch.int8), spans.contiguous(), sinks.float().contiguous() if sinks is not None else None,
-        parts, heads, keys, lse.shape[2], SETS=n_sets, SPANS=n_spans, STRETCH=_STRETCH, BLOCK=512, WIDTH=width, num_warps=4,
+        parts, heads, keys, lse.shape[2], SETS=n_sets, SPANS=n_spans, STRETCH=_STRETCH, BLOCK=_TOGETHER, WIDTH=width, num_warps=4,
     )  # fmt: skip
     _mass_kernel[(batch * heads,)](parts, size, mass, heads, stretches, SPANS=n_spans, WIDTH=width, num_warps=1)
     return mass

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from mless.kernels.choosing import triton_serves
 
+#: So close to the cut of p a sum counts as on it, where rounding would else decide: ten equals and p = 0.9 leave nine.
+CLOSE = 1e-6
+
 
 def drawn(
     logits: Float[Tensor, "rows vocabulary"],
@@ -26,13 +29,15 @@ def drawn(
         from mless.kernels import sampling_triton
 
         return sampling_triton.drawn(logits, draws, temperature, top_k, top_p)
-    scores = logits.float() / temperature
+    # From the highest on, which stays finite at any temperature.
+    scores = logits.float()
+    scores = (scores - scores.amax(-1, keepdim=True)) / temperature
     if top_k and top_k < scores.shape[-1]:
         lowest = scores.topk(top_k).values[:, -1:]
         scores = scores.masked_fill(scores < lowest, -torch.inf)
     if top_p < 1:
         values, order = scores.sort(stable=True)
-        gone = torch.softmax(values, dim=-1).double().cumsum(-1) <= 1 - top_p
+        gone = torch.softmax(values, dim=-1).double().cumsum(-1) <= 1 - top_p + CLOSE
         gone[:, -1] = False
         scores = scores.masked_fill(gone.scatter(1, order, gone), -torch.inf)
     heap = torch.softmax(scores, dim=-1).double().cumsum(-1)

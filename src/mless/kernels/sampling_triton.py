@@ -18,7 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mless.kernels.sampling import CLOSE
+
 _LOG2E = 1.4426950408889634
+#: A temperature's inverse that is still a float: the highest token weighs 1 then, and all others nothing.
+_WARMEST = 1e30
 #: Scores that a program looks at together.
 _BLOCK = 4096
 #: Blocks that are on their way at a time: a program alone on its multiprocessor would else wait for every one of them.
@@ -32,7 +36,8 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
     out = torch.empty(rows, dtype=torch.long, device=logits.device)
     with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
         _drawn_kernel[(rows,)](
-            logits, draws.contiguous(), out, size, logits.stride(0), _LOG2E / temperature, top_k, float(top_p),
+            logits, draws.contiguous(), out, size, logits.stride(0), min(_LOG2E / temperature, _WARMEST), top_k,
+            1 - top_p + CLOSE,
             CUT_K=0 < top_k < size, CUT_P=top_p < 1, BLOCK=_BLOCK, STAGES=_STAGES, num_warps=16,
         )  # fmt: skip
     return out
@@ -57,9 +62,21 @@ def _shares(x, key, top, lowest, warmth):
     return tl.where(key >= lowest, tl.exp2((x - top) * warmth), 0.0)
 
 
-@triton.jit(do_not_specialize=["warmth", "top_k", "top_p"])
+@triton.jit
+def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr):
+    """What the tokens of a block weigh that stay, of those at the cut all but the first ones; and how many stood there up to now."""
+    key = _ordered(x)
+    share = _shares(x, key, top, cut, warmth)
+    if CUT_P:
+        met = (key == cut).to(tl.int32)
+        share = tl.where((met > 0) & (equals + tl.cumsum(met, axis=0) <= gone), 0.0, share)
+        equals += tl.sum(met, axis=0)
+    return share, equals
+
+
+@triton.jit(do_not_specialize=["warmth", "top_k", "rest"])
 def _drawn_kernel(
-    logits, draws, out, size, row_stride, warmth, top_k, top_p,
+    logits, draws, out, size, row_stride, warmth, top_k, rest,
     CUT_K: tl.constexpr, CUT_P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -95,8 +112,7 @@ def _drawn_kernel(
         for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             x = _scores(logits, first + lane, size)
             whole += _shares(x, _ordered(x), top, lowest, warmth)
-        budget = tl.sum(whole.to(tl.float64), axis=0)
-        budget -= budget * top_p
+        budget = tl.sum(whole.to(tl.float64), axis=0) * rest
         cut = tl.full((), -(1 << 31), tl.int32)
         below = tl.full((), 0.0, tl.float64)
         for step in range(16):
@@ -116,6 +132,7 @@ def _drawn_kernel(
             c = tl.sum(third_sum.to(tl.float64), axis=0)
             below = tl.where(c <= budget, c, tl.where(b <= budget, b, tl.where(a <= budget, a, below)))
             cut += unit * ((a <= budget).to(tl.int32) + (b <= budget).to(tl.int32) + (c <= budget).to(tl.int32))
+        all_below = cut > _ordered(top)
         cut = tl.minimum(cut, _ordered(top))
         value = (cut ^ ((cut >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         each = tl.exp2((value - top) * warmth).to(tl.float64)
@@ -125,20 +142,15 @@ def _drawn_kernel(
             at = first + lane
             equal += ((_ordered(_scores(logits, at, size)) == cut) & (at < size)).to(tl.int32)
         most = tl.sum(equal, axis=0) - 1
-        gone = tl.where(each > 0, tl.minimum((budget - below) / each, most.to(tl.float64)), 0.0).to(tl.int32)
-        cut = tl.maximum(cut, lowest)
+        beyond = tl.where(all_below, most.to(tl.float64), (budget - below) / each)
+        gone = tl.minimum(beyond, most.to(tl.float64)).to(tl.int32)
 
     # What stays, in the vocabulary's order; then the place where the draw falls.
     total = tl.full((), 0.0, tl.float64)
     equals = tl.full((), 0, tl.int32)
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         x = _scores(logits, first + lane, size)
-        key = _ordered(x)
-        share = _shares(x, key, top, cut, warmth)
-        if CUT_P:
-            met = (key == cut).to(tl.int32)
-            share = tl.where((met > 0) & (equals + tl.cumsum(met, axis=0) <= gone), 0.0, share)
-            equals += tl.sum(met, axis=0)
+        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P)
         total += tl.sum(share.to(tl.float64), axis=0)
     target = tl.load(draws + row) * total
     passed = tl.full((), 0.0, tl.float64)
@@ -148,12 +160,7 @@ def _drawn_kernel(
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         at = first + lane
         x = _scores(logits, at, size)
-        key = _ordered(x)
-        share = _shares(x, key, top, cut, warmth)
-        if CUT_P:
-            met = (key == cut).to(tl.int32)
-            share = tl.where((met > 0) & (equals + tl.cumsum(met, axis=0) <= gone), 0.0, share)
-            equals += tl.sum(met, axis=0)
+        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P)
         upto = passed + tl.cumsum(share.to(tl.float64), axis=0)
         found += tl.sum(((upto <= target) & (at < size)).to(tl.int32), axis=0)
         last = tl.maximum(last, tl.max(tl.where(share > 0, at, 0), axis=0))

@@ -166,10 +166,13 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
         return None
     whole = not bool(rising.any())
     if not whole:
-        # What follows a row's last member may see itself only, so that no other row has to look further back for it.
+        # What stands before a row's first member or behind its last may see as little as starts that never fall allow, so that no other row
+        # has to look further back for it.
         place = torch.arange(queries, device=members.device)
-        behind = place >= (members * (place + 1)).amax(-1, keepdim=True)
-        rising = torch.where(behind, (place + keys - queries).int(), rising)
+        own = (place + keys - queries).int().expand(batch, -1)
+        last = (members * (place + 1)).amax(-1, keepdim=True)
+        first = rising.gather(1, members.byte().argmax(-1, keepdim=True))
+        rising = torch.where(place >= last, own, torch.maximum(rising, torch.minimum(own, first)))
     return Intervals(rising.contiguous(), keys, whole=whole)
 
 
