@@ -73,6 +73,9 @@ class Intervals:
     #: True where every start is 0: nothing hides a key from later queries.
     whole: bool = False
     _asked: tuple[Tensor, Asked] | None = field(default=None, repr=False)
+    _near: dict[tuple[int, int], tuple[slice, Tensor]] = field(
+        default_factory=dict[tuple[int, int], tuple[slice, Tensor]], repr=False
+    )
 
     @property
     def offset(self) -> int:
@@ -85,12 +88,17 @@ class Intervals:
         return ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
 
     def near(self, first: int, last: int) -> tuple[slice, Bool[Tensor, "batch 1 rows seen"]]:
-        """The keys that the queries ``first … last − 1`` see between them, and which of those each sees."""
+        """The keys that the queries ``first … last − 1`` see between them, and which of those each sees; kept for the next layer, if small."""
+        if (found := self._near.get((first, last))) is not None:
+            return found
         at = torch.arange(first, last, device=self.starts.device)[:, None] + self.offset
         begin = int(self._firsts[first]) // _ALIGNED * _ALIGNED
         keys = torch.arange(begin, last + self.offset, device=at.device)
-        seen = (keys <= at) & (keys >= self.starts[:, first:last, None])
-        return slice(begin, last + self.offset), seen[:, None]
+        seen = ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
+        found = slice(begin, last + self.offset), seen
+        if seen.numel() + sum(mask.numel() for _, mask in self._near.values()) <= _ELEMENTS:
+            self._near[first, last] = found
+        return found
 
     @cached_property
     def widest(self) -> int:
