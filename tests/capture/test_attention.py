@@ -230,7 +230,8 @@ def test_layers_that_are_not_there_are_refused(layer):
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_windows_are_looked_through_block_by_block(family, side, monkeypatch):
+@pytest.mark.parametrize("kernel", [kernels.received, streaming.received])
+def test_windows_are_looked_through_block_by_block(family, side, kernel, monkeypatch):
     """More blocks of queries than one, whose windows begin at other keys; rows of other lengths."""
     monkeypatch.setattr(capture, "BLOCK_ELEMENTS", 2 * 4 * 700 * 256)
     looked: list[slice] = []
@@ -252,11 +253,14 @@ def test_windows_are_looked_through_block_by_block(family, side, monkeypatch):
     real = padding.bool()
     with torch.inference_mode():
         plain = model.model(input_ids=ids, attention_mask=padding, use_cache=False).last_hidden_state
-        with capturing(model.model, layers=[1, 3]) as recorder:
+        with capturing(model.model, layers=[1, 3], kernel=kernel) as recorder:
             ours = model.model(input_ids=ids, attention_mask=padding, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours[real], plain[real], rtol=1e-4, atol=1e-5)
     assert set(recorder.sums) == {1, 3}
     assert torch.isfinite(ours).all()
+    if set(recorder.computed_by.values()) == {"joint"}:
+        assert (family, kernel) == ("gemma3_text", kernels.received)
+        return  # its own blocks: tests/kernels/test_joint.py
     # 40 keys and what aligning them adds, besides the block's own.
     windows = {keys.start for keys in looked if keys.stop - keys.start <= 256 + 40 + 128}
     assert windows >= {0, 128, 384}
@@ -483,8 +487,6 @@ def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding
 @pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["without-its-lse", "with-its-lse"])
 def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
     """A real token sees what it would see without it, so the causal forward serves."""
-    from mless.capture import attention as capture
-
     sdpa = capture.sdpa_attention_forward
 
     def causal_only(module, q, k, v, mask, **options):
@@ -510,7 +512,7 @@ def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
         np.testing.assert_array_equal(row.n, one.n)
     # Not so on the left, where a real token must not see it.
     with (
-        capturing(model.model, layers=[1]),
+        capturing(model.model, layers=[1], kernel=streaming.received),
         torch.inference_mode(),
         pytest.raises(AssertionError, match="a masked forward"),
     ):
@@ -518,9 +520,10 @@ def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
 
 
 def test_what_computed_a_layer_is_told():
-    model = tiny("gemma3_text")
-    (ours,) = received(model, PROMPTS[:1], layers=[1, 3])
-    assert ours.computed_by == {1: "streaming", 3: "streaming"}
+    for family, by in {"llama": "joint", "gemma3_text": "joint", "gemma2": "streaming"}.items():
+        model = tiny(family)
+        (ours,) = received(model, PROMPTS[:1], layers=[1, 3])
+        assert ours.computed_by == {1: by, 3: by}
     (truth,) = received(model, PROMPTS[:1], layers=[2], kernel=reference.received)
     assert truth.computed_by == {2: "reference"}
 

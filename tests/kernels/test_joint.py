@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -42,23 +43,37 @@ def given(
     return q * size, k, v
 
 
-def asked(lengths: list[int], *, two: bool = True) -> dict[str, object]:
+#: From which key on a query sees: what a window, a chunk, a document, padding on the left leave.
+MASKS = {
+    "a window": lambda at: (at - 99).clamp(min=0),
+    "a narrow window": lambda at: (at - 1).clamp(min=0),
+    "itself only": lambda at: at,
+    "chunks": lambda at: at // 170 * 170,
+    "documents": lambda at: torch.where(at < 90, 0, torch.where(at < 601, 90, 601)),
+    "padding on the left": lambda at: torch.where(at < 237, at, 237),
+}
+
+
+def asked(lengths: list[int], *, two: bool = True, mask: str | None = None) -> dict[str, object]:
     tokens = max(lengths)
     at = torch.arange(tokens)
     real = at < torch.tensor(lengths)[:, None]
     sets = torch.stack([real, real & (at % 3 != 1)], 1) if two else real[:, None].expand(-1, 2, -1)
     starts = torch.zeros(len(lengths), tokens, dtype=torch.int32)
-    visible = kernels.Intervals(starts, tokens, whole=True)
+    if mask is not None:
+        # Behind a row's end it sees itself only, as capturing has it.
+        starts = torch.where(real, MASKS[mask](at), at).int()
+    visible = kernels.Intervals(starts, tokens, whole=mask is None)
     # Spans of a token do not depend on how long the batch is.
     return {"visible": visible, "sets": sets, "spans": (at % 5).expand(len(lengths), -1), "n_spans": 5}
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Any = None) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     keys, values = (one.double().repeat_interleave(groups, 1) for one in (k, v))
     scores = q.double() @ keys.transpose(-1, -2) * scale
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-    return (torch.softmax(scores.masked_fill(later, -math.inf), -1) @ values).transpose(1, 2)
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril() if visible is None else visible(0, q.shape[2])
+    return (torch.softmax(scores.masked_fill(~seen, -math.inf), -1) @ values).transpose(1, 2)
 
 
 @pytest.mark.parametrize("two", [True, False], ids=["two sets", "one set"])
@@ -72,6 +87,33 @@ def test_both_are_right(size: str, two: bool, threads: int) -> None:
     torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(sums.mass.double(), wanted.mass.double(), rtol=1e-6, atol=1e-6)
     assert torch.equal(sums.counts, wanted.counts)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", ["GQA3", "MQA, a border"])
+def test_what_a_mask_hides_is_neither_looked_at_nor_added(mask: str, size: str, threads: int) -> None:
+    q, k, v = given(*SIZES[size])
+    what = asked([q.shape[2]], mask=mask)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(out.double(), attention(q, k, v, 0.2, what["visible"]), rtol=1e-5, atol=1e-5)
+    wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(sums.mass.double(), wanted.mass.double(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(sums.counts, wanted.counts)
+
+
+def test_a_windows_cost_does_not_grow_with_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = given(4, 2, 2000, 16, 16)
+    widths: list[int] = []
+    memory = joint._memory
+
+    def watched(what: str, *shape: int) -> Tensor:
+        widths.extend([shape[-1]] if what == "scores" else [])
+        return memory(what, *shape)
+
+    monkeypatch.setattr(joint, "_memory", watched)
+    joint.attended(q, k, v, scale=0.2, **asked([2000], mask="a window"))  # pyright: ignore[reportArgumentType]
+    assert max(widths) <= 100 + 16 + 128
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -122,15 +164,16 @@ def test_16_bit_models_lose_nothing_but_the_rounding_of_the_output(dtype: torch.
     assert torch.equal(sums.received, same.received)
 
 
+@pytest.mark.parametrize("mask", [None, "a window", "documents"])
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["plain", "steep"])
-def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, threads: int) -> None:
+def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, mask: str | None, threads: int) -> None:
     lengths = [900, 1, 513, 64, 640]
     q, k, v = given(9, 3, 900, 64, 64, rows=5, size=size)
-    what = asked(lengths)
+    what = asked(lengths, mask=mask)
     out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
     for row, n in enumerate(lengths):
         one = slice(row, row + 1)
-        alone, its = joint.attended(q[one, :, :n], k[one, :, :n], v[one, :, :n], scale=0.2, **asked([n]))  # pyright: ignore[reportArgumentType]
+        alone, its = joint.attended(q[one, :, :n], k[one, :, :n], v[one, :, :n], scale=0.2, **asked([n], mask=mask))  # pyright: ignore[reportArgumentType]
         assert torch.equal(alone[0], out[row, :n])
         assert torch.equal(its.received[0], sums.received[row, ..., :n])
         assert torch.equal(its.mass[0], sums.mass[row])
@@ -162,7 +205,9 @@ def test_it_serves_whole_prompts_without_gradients_only() -> None:
     assert not joint.serves(q.requires_grad_(), k, v, visible)
     with torch.no_grad():
         assert joint.serves(q, k, v, visible)
-    assert not joint.serves(q, k, v, kernels.Intervals(visible.starts + 1, 700, whole=False))
+    q = q.detach()
+    assert joint.serves(q, k, v, kernels.Intervals(torch.arange(700, dtype=torch.int32)[None], 700))
+    assert not joint.serves(q, k, v, kernels.Intervals(visible.starts, 710, whole=True))
 
 
 def test_it_works_in_every_mode_one_after_the_other() -> None:

@@ -123,13 +123,9 @@ class Recorder:
         sets, spans = self._sets_and_spans(mask, rows, queries, tokens, q.device)
         # Expanded stays expanded: two sets that are one are summed once.
         sets, spans = sets.to(q.device), spans.to(q.device)
-        if mask.causal_for_real:
-            starts = torch.zeros(rows, queries, dtype=torch.int32, device=q.device)
-            visible = kernels.Intervals(starts, tokens, whole=True)
-        else:
-            # Of the model's own mask it is known already, unless a set asks for padding.
-            known = isinstance(mask, LazyMask) and not bool((sets[:, 0] & ~mask.real).any())
-            visible = (mask.intervals if known else None) or kernels.intervals(mask, sets[:, 0], tokens)
+        # Of the model's own mask it is known already, unless a set asks for padding.
+        known = mask.causal_for_real or (isinstance(mask, LazyMask) and not bool((sets[:, 0] & ~mask.real).any()))
+        visible = (mask.intervals if known else None) or kernels.intervals(mask, sets[:, 0], tokens)
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
             asked = visible.asked(sets)
@@ -162,12 +158,15 @@ class Recorder:
 
         All layers go this way, so that a layer's numbers do not depend on which others are recorded.
         """
-        whole = call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]
-        if self.kernel is not kernels.received or call.query.device.type != "cpu" or not whole:
+        if self.kernel is not kernels.received or call.query.device.type != "cpu":
+            return None
+        if call.query.shape[2] != call.key.shape[2] or (visible := call.mask.intervals) is None:
             return None
         if self._parts is not None:
             return None  # later parts could not go this way: one kernel for all of them
         seen = self._begin(call) if recorded else self._seen_by(call.mask, call.query, call.key.shape[2])
+        if not call.mask.plain_causal and seen.common["visible"] is not visible:
+            return None  # a set asks for padding, of which the mask says something else
         found = kernels.attended(call.query, call.key, call.value, scale=call.score["scale"], **seen.common)
         if found is None:
             return None

@@ -1,7 +1,7 @@
 """Attention and what its keys receive of it, from one computation of the scores; for CPUs.
 
 On a CPU the scores are what costs: a second pass over them takes a sixth of a forward. So here the forward's own softmax is added up while
-it lies in the cache, a block of queries at a time with all keys that they see: one matmul makes the scores, 2^x the weights, a second
+it lies in the cache, a block of queries at a time with the keys that they see: one matmul makes the scores, 2^x the weights, a second
 matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
 
 Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -27,6 +28,8 @@ from mless.kernels.signature import Intervals, Sums, mass_of
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
 #: where blocks are smaller, which else would lie beyond the diagonal for the most part.
 _ROWS, _EARLY = 384, 512
+#: Where keys that no query of a block sees are left out: at multiples of that.
+_ALIGNED = 16
 #: Late blocks are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
 _DEALT = 4
 #: More workers than that would wait for Python.
@@ -42,10 +45,10 @@ _KIND: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor, visible: Intervals) -> bool:
-    """On a CPU, for a whole prompt of which nothing is hidden but what comes later, and where nobody wants gradients."""
+    """On a CPU, for a whole prompt, where nobody wants gradients."""
     graded = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
     known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return q.device.type == "cpu" and visible.whole and known and not graded and 0 < q.shape[2] == k.shape[2]
+    return q.device.type == "cpu" and known and not graded and 0 < q.shape[2] == k.shape[2] == visible.keys
 
 
 @torch.no_grad()
@@ -60,7 +63,7 @@ def attended(
     spans: Int[Tensor, "batch tokens"],
     n_spans: int,
 ) -> tuple[Float[Tensor, "batch tokens heads value_dim"], Sums]:
-    """Causal attention, and what `kernels.received` says of it."""
+    """Attention to what `visible` says of every query, in a set or not; and what `kernels.received` says of it."""
     batch, heads, tokens, _ = q.shape
     # Two sets that are one tensor are summed once.
     apart = sets[:, :1] if sets.stride(1) == 0 else sets
@@ -69,7 +72,7 @@ def attended(
     own = torch.empty(batch, heads, tokens, **_KIND)
     with torch.inference_mode():  # what is kept from call to call is used in that mode only
         for b in range(batch):
-            sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, apart[b], out[b]).computed()
+            sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b]).computed()
     n_sets = sets.shape[1]
     counts = visible.asked(sets).counts
     mass = mass_of(sums[:, -1] + own, spans, n_spans, apart[:, -1])
@@ -85,11 +88,13 @@ class _Prompt:
         k: Float[Tensor, "kv_heads tokens dim"],
         v: Float[Tensor, "kv_heads tokens value_dim"],
         scale: float,
+        starts: Int[np.ndarray, " tokens"],
         sets: Bool[Tensor, "sets tokens"],
         out: Float[Tensor, "tokens heads value_dim"],
     ) -> None:
         self.kv_heads, self.tokens, dim = k.shape
         self.groups = q.shape[0] // self.kv_heads
+        self.starts = starts
         self.blocks = _blocks(self.tokens, self.groups)
         end = sum(self.blocks[-1])
         self.queries = q.unflatten(0, (self.kv_heads, self.groups))
@@ -142,21 +147,25 @@ class _Prompt:
         return sums
 
     def _add(self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"]) -> None:
-        """One block of queries of some key heads' heads, with all keys up to its own last one."""
+        """One block of queries of some key heads' heads, with all keys from the first that one of them sees up to its own last one."""
         first, rows = block
         end, at, real = first + rows, slice(first, first + rows), slice(first, min(first + rows, self.tokens))
-        keys, values = self.keys[heads, :end], self.values[heads, :end]
+        begin = int(self.starts[first]) // _ALIGNED * _ALIGNED
+        seen, mine = slice(begin, end), slice(first - begin, end - begin)
+        keys, values = self.keys[heads, seen], self.values[heads, seen]
         lanes = (len(keys), self.groups, rows)
         queries = _memory("queries", *lanes, keys.shape[-1])
         if real.stop < end:
             queries.zero_()
         queries[:, :, : real.stop - first] = self.queries[heads, :, real]
-        p = _memory("scores", *lanes, end)
+        p = _memory("scores", *lanes, end - begin)
         weights = torch.bmm(queries.flatten(1, 2), keys.mT, out=p.flatten(1, 2))
         # A token's own score is for itself, and those of what comes later are for nobody.
-        corner = p[..., first:]
+        corner = p[..., mine]
         own = corner.diagonal(dim1=-2, dim2=-1).clone()
         corner += _later(rows)
+        if (hidden := self._hidden(begin, real, rows)) is not None:
+            p[..., : hidden.shape[1]].masked_fill_(hidden, -math.inf)
         if self.steep is not None:
             top = torch.maximum(p.amax(-1), own).where(self.steep[heads, :, at], 0.0)
             p.sub_(top[..., None])
@@ -165,11 +174,22 @@ class _Prompt:
         total = torch.sum(weights.exp2_(), -1, out=_memory("total", *weights.shape[:2])).view_as(own).add_(own)
         self.own[heads, :, at], self.total[heads, :, at] = own, total
         out = torch.bmm(weights, values, out=_memory("out", *weights.shape[:2], values.shape[-1])).view(*lanes, -1)
-        out.addcmul_(own[..., None], values[:, None, at]).div_(total[..., None])
+        out.addcmul_(own[..., None], values[:, None, mine]).div_(total[..., None])
         self.out[heads, :, real] = out[:, :, : real.stop - first]
         sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
-        added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end))
-        sums[heads, ..., :end] += added.view(*lanes[:2], -1, end)
+        added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
+        sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
+
+    def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows keys"] | None:
+        """Of the keys from `begin` on, those that a window, a chunk or a document hides from these queries; None where it hides none."""
+        starts = self.starts[real]
+        if starts[-1] <= begin:
+            return None
+        hidden = torch.zeros(
+            rows, int(starts[-1]) - begin, dtype=torch.bool
+        )  # queries beyond the prompt may see anything
+        hidden[: len(starts)] = torch.from_numpy(np.arange(begin, starts[-1]) < starts[:, None])
+        return hidden
 
 
 def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:

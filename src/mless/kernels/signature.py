@@ -109,9 +109,12 @@ class Intervals:
     @cached_property
     def _firsts(self) -> Int[np.ndarray, " queries"]:
         """The first key that a query of any row sees."""
-        if self.whole:
-            return np.zeros(self.starts.shape[1], dtype=np.int64)
-        return self.starts.amin(0).cpu().numpy()
+        return self.on_host.min(0)
+
+    @cached_property
+    def on_host(self) -> Int[np.ndarray, "batch queries"]:
+        """`starts` without a device to wait for."""
+        return np.zeros(self.starts.shape, dtype=np.int32) if self.whole else self.starts.cpu().numpy()
 
     @cached_property
     def ends(self) -> Int32[Tensor, "batch keys"]:
