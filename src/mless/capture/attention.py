@@ -124,8 +124,10 @@ class Recorder:
         # Expanded stays expanded: two sets that are one are summed once.
         sets, spans = sets.to(q.device), spans.to(q.device)
         # Of the model's own mask it is known already, unless a set asks for padding.
-        known = mask.causal_for_real or (isinstance(mask, LazyMask) and not bool((sets[:, 0] & ~mask.real).any()))
-        visible = (mask.intervals if known else None) or kernels.intervals(mask, sets[:, 0], tokens)
+        known = mask.causal_for_real or (
+            isinstance(mask, LazyMask) and not bool((sets[:, 0] & ~mask.real(q.device)).any())
+        )
+        visible = (mask.intervals(q.device) if known else None) or kernels.intervals(mask, sets[:, 0], tokens)
         common: dict[str, Any] = {"visible": visible or mask, "sets": sets, "spans": spans, "n_spans": len(SPAN_NAMES)}
         if visible is not None:
             asked = visible.asked(sets)
@@ -160,7 +162,7 @@ class Recorder:
         """
         if self.kernel is not kernels.received or call.query.device.type != "cpu":
             return None
-        if call.query.shape[2] != call.key.shape[2] or (visible := call.mask.intervals) is None:
+        if call.query.shape[2] != call.key.shape[2] or (visible := call.seen) is None:
             return None
         if self._parts is not None:
             return None  # later parts could not go this way: one kernel for all of them
@@ -372,7 +374,7 @@ def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
         return sdpa(call.query, slice(None), None, causal=True)
     rows = _ROWS_AT_ONCE
-    if (seen := call.mask.intervals) is not None:
+    if (seen := call.seen) is not None:
         # Half as many queries as a window has keys: a third of what is computed is hidden then.
         rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
     out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
@@ -381,7 +383,7 @@ def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
 
 def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
     """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
-    seen = call.mask.intervals
+    seen = call.seen
     for first in range(0, call.query.shape[2], rows):
         last = min(first + rows, call.query.shape[2])
         keys, mask = seen.near(first, last) if seen is not None else (slice(None), call.mask(first, last))

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ class LazyMask:
         self._arguments = dict(arguments)
         self._whole: Tensor | None = None
         self._windows: dict[int, LazyMask] = {}
+        self._intervals: dict[torch.device, kernels.Intervals | None] = {}
         padding: Tensor | None = arguments.get("attention_mask")
         local: int | None = arguments.get("local_size")
         unpadded = padding is None or bool(padding.all())
@@ -72,22 +72,22 @@ class LazyMask:
             self._windows[size] = LazyMask({**self._arguments, **window})
         return self._windows[size]
 
-    @cached_property
-    def real(self) -> Bool[Tensor, "batch queries"]:
+    def real(self, device: torch.device) -> Bool[Tensor, "batch queries"]:
         """Which queries are no padding, as far as the model was told."""
         padding: Tensor | None = self._arguments.get("attention_mask")
         if padding is not None and padding.ndim == 2 and padding.shape[1] == self.keys:
-            return padding[:, self.keys - self.queries :].bool()
-        device = padding.device if padding is not None else self._arguments.get("device")
+            return padding[:, self.keys - self.queries :].to(device, torch.bool)
         return torch.ones(self._arguments["batch_size"], self.queries, dtype=torch.bool, device=device)
 
-    @cached_property
-    def intervals(self) -> kernels.Intervals | None:
-        """The mask as intervals, where it is some for every real query."""
-        if self.causal_for_real:
-            starts = torch.zeros(self.real.shape, dtype=torch.int32, device=self.real.device)
-            return kernels.Intervals(starts, self.keys, whole=True)
-        return kernels.intervals(self, self.real, self.keys)
+    def intervals(self, device: torch.device) -> kernels.Intervals | None:
+        """The mask as intervals, where it is some for every real query; one for all layers."""
+        if device not in self._intervals:
+            if self.causal_for_real:
+                starts = torch.zeros(self._arguments["batch_size"], self.queries, dtype=torch.int32, device=device)
+                self._intervals[device] = kernels.Intervals(starts, self.keys, whole=True)
+            else:
+                self._intervals[device] = kernels.intervals(self, self.real(device), self.keys)
+        return self._intervals[device]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """MPT takes its mask for a tensor of numbers and makes truth values of it; these are some already."""
@@ -118,9 +118,7 @@ class LazyMask:
 
 
 class _GivenMask:
-    """A mask the model built or changed itself, as a tensor: which of its rows are padding nobody knows."""
-
-    intervals = None
+    """A mask the model built or changed itself, as a tensor."""
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask
@@ -128,6 +126,9 @@ class _GivenMask:
 
     def __call__(self, first: int, last: int, /) -> Tensor:
         return self._mask[:, :, first:last]
+
+    def intervals(self, device: torch.device) -> None:
+        """A mask may be anything for rows that are padding, and which they are is not told."""
 
     def windowed(self, size: int) -> _GivenMask:
         queries, keys = self._mask.shape[-2:]
@@ -167,6 +168,11 @@ class Call:
     given: dict[str, Any]
     #: The layer has asked with the same queries and keys before, for other values (DiffLlama does): the matrix is the same.
     again: bool = False
+
+    @property
+    def seen(self) -> kernels.Intervals | None:
+        """What every real query sees, where that is an interval of the keys for each."""
+        return self.mask.intervals(self.query.device)
 
     def refuse_other_keys(self, expected: int) -> None:
         """`expected` keys: the prompt's tokens so far, and nothing else."""
