@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -395,7 +396,17 @@ def test_numbers_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [(3, [3]), ([4, 1, 4], [4, 1]), (range(1, 3), [1, 2]), ("2-3", [2, 3]), ([], [])]
+    ("given", "found"),
+    [
+        (3, [3]),
+        ([4, 1, 4], [4, 1]),
+        (range(1, 3), [1, 2]),
+        ("2-3", [2, 3]),
+        ([], []),
+        (np.int64(3), [3]),
+        (np.array([2, 4]), [2, 4]),
+        (np.array(5), [5]),
+    ],
 )
 def test_numbers_are_taken_as_people_give_them(given: Any, found: list[int]) -> None:
     assert numbers_of(given, 9, "layer") == found
@@ -409,6 +420,9 @@ def test_numbers_are_taken_as_people_give_them(given: Any, found: list[int]) -> 
         ([True], "got True"),
         ([2.0], "got 2.0"),
         (["3"], "got '3'"),
+        (2.0, "got 2.0"),
+        (None, "got None"),
+        ("12", "no layer 12: SmolLM2's layers are 1 to 9"),
     ],
 )
 def test_numbers_that_are_none_are_refused(given: Any, says: str) -> None:

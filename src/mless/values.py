@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless.errors import BadPrompt, BadStudy
 
@@ -307,7 +308,7 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def parse_numbers(text: str, highest: int, what: str) -> list[int]:
+def parse_numbers(text: str, highest: int, what: str, whose: str = "this model's") -> list[int]:
     """``all``, ``3``, ``1-4,7`` → sorted numbers from 1 to `highest`; anything else is an error naming the range."""
     if text.strip() == "all":
         return list(range(1, highest + 1))
@@ -320,24 +321,29 @@ def parse_numbers(text: str, highest: int, what: str) -> list[int]:
         last = int(match[2] or first)
         for number in (first, last):
             if not 1 <= number <= highest:
-                raise BadStudy(f"no {what} {number}: this model's {what}s are 1 to {highest} (numbered from 1)")
+                raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
         if last < first:
             raise BadStudy(f"{what}s: {part.strip()!r} runs backwards; write {last}-{first}")
         found.update(range(first, last + 1))
     return sorted(found)
 
 
-def numbers_of(given: Iterable[object] | int | str, highest: int, what: str, whose: str = "this model's") -> list[int]:
+def numbers_of(given: object, highest: int, what: str, whose: str = "this model's") -> list[int]:
     """Numbers from 1 to `highest` as a person may give them: one, several, or a text for `parse_numbers`; each once, in the given order."""
     if isinstance(given, str):
-        return parse_numbers(given, highest, what)
+        return parse_numbers(given, highest, what, whose)
     found: dict[int, None] = {}
-    for number in [given] if isinstance(given, int) else given:
-        if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-            raise BadStudy(f"{what}s are whole numbers, or a text such as '1-4,7'; got {number!r}")
-        if not 1 <= number.__index__() <= highest:
+    several = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
+    for one in cast("Iterable[object]", given) if several else [given]:
+        try:
+            number = None if isinstance(one, bool) else operator.index(cast("SupportsIndex", one))
+        except TypeError:
+            number = None
+        if number is None:
+            raise BadStudy(f"{what}s are whole numbers, or a text such as '1-4,7'; got {one!r}")
+        if not 1 <= number <= highest:
             raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
-        found[number.__index__()] = None
+        found[number] = None
     return list(found)
 
 

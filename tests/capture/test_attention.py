@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
@@ -266,6 +267,23 @@ def test_windows_are_looked_through_block_by_block(family, side, kernel, monkeyp
     assert windows >= {0, 128, 384}
 
 
+def test_a_local_layers_window_does_not_join_documents():
+    """GPT-Neo's local layers bring a window of their own; what the model's mask hides stays hidden."""
+    config = AutoConfig.for_model(
+        "gpt_neo", vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=9,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    places = (torch.arange(tokens.shape[1]) % 14)[None]
+    with torch.inference_mode():
+        plain = model(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+        with capturing(model, layers=[2]):
+            inside = model(input_ids=tokens, position_ids=places, use_cache=False).last_hidden_state
+    torch.testing.assert_close(inside, plain, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", ["window", "window and sinks", "packed", "no diagonal"])
 def test_the_forward_does_not_depend_on_the_sets(case):
     """What a token sees is the mask's to say: also for tokens that are in no query set."""
@@ -319,10 +337,20 @@ def test_the_forward_inside_agrees_with_eager(family):
 
 def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
     monkeypatch.setattr(capture, "_ROWS_AT_ONCE", 10)
+    sdpa, asked = capture.sdpa_attention_forward, []
+
+    def counted(module, q, *others, **options):
+        asked.append(q.shape[2])
+        return sdpa(module, q, *others, **options)
+
+    monkeypatch.setattr(capture, "sdpa_attention_forward", counted)
     model = tiny("mistral")
-    blocks = next(received(model, PROMPTS[:1]))
+    blocks = next(received(model, PROMPTS[:1], kernel=streaming.received))
+    assert max(asked) == 10
+    assert len(asked) > 3
     monkeypatch.undo()
-    np.testing.assert_allclose(blocks.received, next(received(model, PROMPTS[:1])).received, atol=1e-5)
+    whole = next(received(model, PROMPTS[:1], kernel=streaming.received))
+    np.testing.assert_allclose(blocks.received, whole.received, atol=1e-5)
 
 
 def test_what_is_not_understood_is_refused_by_name():
@@ -340,8 +368,6 @@ def test_what_is_not_understood_is_refused_by_name():
 
 
 def test_a_model_outside_the_registry_is_refused_by_name():
-    from transformers import AutoConfig, AutoModel
-
     model = tiny("llama")
     config = AutoConfig.for_model("xlm", vocab_size=97, emb_dim=32, n_layers=2, n_heads=4)
     object.__setattr__(model, "model", AutoModel.from_config(config).eval())
@@ -376,6 +402,13 @@ def test_one_layer_and_head_may_be_named_in_any_way(layers, heads):
     (named,) = received(model, PROMPTS[:1], layers=layers, heads=heads)
     assert (named.layers, named.heads) == ([2], [3])
     np.testing.assert_array_equal(named.received, plain.received)
+
+
+def test_a_block_takes_one_layer_and_one_head():
+    model = tiny("llama")
+    with capturing(model.model, layers=2, heads=3) as recorder, torch.inference_mode():
+        model.model(input_ids=torch.tensor([PROMPTS[0].token_ids]), use_cache=False)
+    assert recorder.sums[2].received.shape[2] == 1
 
 
 def test_ranges_are_named():
@@ -502,7 +535,7 @@ def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
     with torch.inference_mode():
         masked = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
         monkeypatch.setattr(capture, "sdpa_attention_forward", causal_only)
-        with capturing(model.model, layers=[1, 2, 3]):
+        with capturing(model.model, layers=[1], kernel=streaming.received):
             ours = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], masked[real.bool()], rtol=1e-5, atol=1e-5)
     for one, row in zip(alone, received(model, PROMPTS, batch_size=3), strict=True):

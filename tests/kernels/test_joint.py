@@ -102,6 +102,16 @@ def test_what_a_mask_hides_is_neither_looked_at_nor_added(mask: str, size: str, 
     assert torch.equal(sums.counts, wanted.counts)
 
 
+def test_a_process_may_have_another_device_for_its_default() -> None:
+    q, k, v = given(*SIZES["GQA3"])
+    what = asked([q.shape[2]], mask="a window")
+    here, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    with torch.device("meta"):
+        there, others = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(there, here)
+    assert torch.equal(others.received, sums.received)
+
+
 def test_a_windows_cost_does_not_grow_with_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = given(4, 2, 2000, 16, 16)
     widths: list[int] = []

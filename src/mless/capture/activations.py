@@ -80,9 +80,9 @@ def read_activations(
     model: LoadedModel, batch: Sequence[Prompt], *, layers: Sequence[int], take: Callable[[int, Rows], None]
 ) -> None:
     """One forward of the batch, padded on the right; `take(row, rows)` is told of every prompt's original tokens in every layer."""
+    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
     if not layers:
         raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
-    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
     for prompt in batch:
         if len(prompt) > model.context:
             raise BadPrompt(

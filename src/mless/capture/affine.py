@@ -195,7 +195,7 @@ def displacement(
     rows.append((with_filler, with_filler.position_ids))
     filler = torch.zeros(len(rows), max(len(prompt) for prompt, _ in rows), dtype=torch.bool, device=model.device)
     filler[-1, with_filler.positions("filler")] = True
-    kept = [head - 1 for head in heads] if heads is not None else list(range(model.heads))
+    kept = [head - 1 for head in numbers_of("all" if heads is None else heads, model.heads, "head")]
     shown = np.arange(0)
     if points and compared:
         chooser = rng if rng is not None else np.random.default_rng(0)

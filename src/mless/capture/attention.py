@@ -289,16 +289,17 @@ def _checked(heads: Sequence[int], there: int) -> list[int]:
 def capturing(
     model: nn.Module,
     *,
-    layers: Sequence[int],
-    heads: Sequence[int] | None = None,
+    layers: Sequence[int] | int,
+    heads: Sequence[int] | int | None = None,
     kernel: Callable[..., kernels.Sums] = kernels.received,
 ) -> Generator[Recorder]:
     """Inside the block, forwards of `model` leave their received-attention sums in the yielded `Recorder`.
 
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
-    layers = attention_layers(model, layers)
-    recorder = Recorder(frozenset(layers), list(heads) if heads is not None else None, kernel)
+    layers = attention_layers(model, [layers] if isinstance(layers, int) else layers)
+    asked = [heads] if isinstance(heads, int) else heads
+    recorder = Recorder(frozenset(layers), list(dict.fromkeys(asked)) if asked is not None else None, kernel)
 
     def attend(call: Call) -> Tensor:
         recorded = call.layer in recorder.layers and not call.again

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
+from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from mless import kernels
 from mless.errors import UnsupportedArchitecture
@@ -43,9 +43,10 @@ class LazyMask:
         self._intervals: dict[torch.device, kernels.Intervals | None] = {}
         padding: Tensor | None = arguments.get("attention_mask")
         local: int | None = arguments.get("local_size")
-        unpadded = padding is None or bool(padding.all())
         self.queries: int = arguments["q_length"]
         self.keys: int = arguments["kv_length"]
+        # What a mask is too short for is hidden.
+        unpadded = padding is None or (padding.shape[-1] >= self.keys and bool(padding.all()))
         offset = int(arguments.get("q_offset") or 0)
         full = arguments.get("mask_function") is causal_mask_function or (local is not None and self.keys <= local)
         # The queries are the last of the keys' tokens: with a cache there are more keys than queries.
@@ -54,7 +55,8 @@ class LazyMask:
         self.plain_causal: bool = unpadded and causal and not offset
         #: With padding on the right a real token sees just what it would without: itself and everything before.
         self.causal_for_real: bool = (unpadded and causal) or (
-            causal and not offset and padding is not None and padding.ndim == 2 and not bool((padding[:, 1:] > padding[:, :-1]).any())
+            causal and not offset and padding is not None and padding.ndim == 2 and padding.shape[1] >= self.keys
+            and not bool((padding[:, 1:] > padding[:, :-1]).any())
         )  # fmt: skip
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch #heads rows keys"]:
@@ -68,8 +70,13 @@ class LazyMask:
     def windowed(self, size: int) -> LazyMask:
         """The same with a sliding window that the model's mask does not know of; one for all layers that ask."""
         if size not in self._windows:
-            window = {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
-            self._windows[size] = LazyMask({**self._arguments, **window})
+            window = sliding_window_causal_mask_function(size)
+            base = self._arguments.get("mask_function", causal_mask_function)
+            if base is causal_mask_function:
+                changed = {"mask_function": window, "local_size": size}
+            else:
+                changed = {"mask_function": and_masks(base, window)}
+            self._windows[size] = LazyMask({**self._arguments, **changed})
         return self._windows[size]
 
     def real(self, device: torch.device) -> Bool[Tensor, "batch queries"]:

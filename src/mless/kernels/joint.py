@@ -185,9 +185,8 @@ class _Prompt:
         starts = self.starts[real]
         if starts[-1] <= begin:
             return None
-        hidden = torch.zeros(
-            rows, int(starts[-1]) - begin, dtype=torch.bool
-        )  # queries beyond the prompt may see anything
+        # Queries beyond the prompt may see anything.
+        hidden = torch.zeros(rows, int(starts[-1]) - begin, dtype=torch.bool, device="cpu")
         hidden[: len(starts)] = torch.from_numpy(np.arange(begin, starts[-1]) < starts[:, None])
         return hidden
 

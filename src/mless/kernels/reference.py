@@ -62,5 +62,5 @@ def received(
     counts = torch.einsum("bsq,bqk->bsk", members, seen[:, 0].double()).long()
     span_shares = torch.stack([(p * (spans == s)[:, None, None, :]).sum(-1) for s in range(n_spans)] + [sink], dim=-1)
     last = members[:, -1]
-    mass = torch.einsum("bq,bhqm->bhm", last, span_shares) / last.sum(-1)[:, None, None]
+    mass = torch.einsum("bq,bhqm->bhm", last, span_shares) / last.sum(-1).clamp(min=1)[:, None, None]
     return Sums(sums, counts, mass)

@@ -160,7 +160,7 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
     fits = torch.ones((), dtype=torch.bool, device=members.device)
     for first in range(0, queries, rows):
         last = min(first + rows, queries)
-        block = visible(first, last)
+        block = visible(first, last).to(members.device)
         if block.shape[1] != 1:
             return None
         seen = block[:, 0].expand(batch, -1, -1)
