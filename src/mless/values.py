@@ -320,8 +320,7 @@ def parse_numbers(text: str, highest: int, what: str, whose: str = "this model's
         first = int(match[1])
         last = int(match[2] or first)
         for number in (first, last):
-            if not 1 <= number <= highest:
-                raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
+            _refuse_beyond(number, highest, what, whose)
         if last < first:
             raise BadStudy(f"{what}s: {part.strip()!r} runs backwards; write {last}-{first}")
         found.update(range(first, last + 1))
@@ -341,10 +340,14 @@ def numbers_of(given: object, highest: int, what: str, whose: str = "this model'
             number = None
         if number is None:
             raise BadStudy(f"{what}s are whole numbers, or a text such as '1-4,7'; got {one!r}")
-        if not 1 <= number <= highest:
-            raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
+        _refuse_beyond(number, highest, what, whose)
         found[number] = None
     return list(found)
+
+
+def _refuse_beyond(number: int, highest: int, what: str, whose: str) -> None:
+    if not 1 <= number <= highest:
+        raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

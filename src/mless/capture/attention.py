@@ -279,10 +279,7 @@ def _only(
 
 def _checked(heads: Sequence[int], there: int) -> list[int]:
     """Numbers from 0 of heads that are numbered from 1."""
-    for head in heads:
-        if not 1 <= head <= there:
-            raise BadStudy(f"no head {head}: this model's heads are 1 to {there} (numbered from 1)")
-    return [head - 1 for head in heads]
+    return [head - 1 for head in numbers_of(heads, there, "head")]
 
 
 @contextmanager

@@ -83,19 +83,19 @@ class Intervals:
         return self.keys - self.starts.shape[1]
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch 1 rows keys"]:
-        keys = torch.arange(self.keys, device=self.starts.device)
-        at = torch.arange(first, last, device=keys.device)[:, None] + self.offset
-        return ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
+        return self._mask(first, last, slice(0, self.keys))
+
+    def _mask(self, first: int, last: int, keys: slice) -> Bool[Tensor, "batch 1 rows some_keys"]:
+        place = torch.arange(keys.start, keys.stop, device=self.starts.device)
+        at = torch.arange(first, last, device=place.device)[:, None] + self.offset
+        return ((place <= at) & (place >= self.starts[:, first:last, None]))[:, None]
 
     def near(self, first: int, last: int) -> tuple[slice, Bool[Tensor, "batch 1 rows seen"]]:
         """The keys that the queries ``first … last − 1`` see between them, and which of those each sees; kept for the next layer, if small."""
         if (found := self._near.get((first, last))) is not None:
             return found
-        at = torch.arange(first, last, device=self.starts.device)[:, None] + self.offset
-        begin = int(self._firsts[first]) // _ALIGNED * _ALIGNED
-        keys = torch.arange(begin, last + self.offset, device=at.device)
-        seen = ((keys <= at) & (keys >= self.starts[:, first:last, None]))[:, None]
-        found = slice(begin, last + self.offset), seen
+        keys = slice(int(self._firsts[first]) // _ALIGNED * _ALIGNED, last + self.offset)
+        found = keys, (seen := self._mask(first, last, keys))
         if seen.numel() + sum(mask.numel() for _, mask in self._near.values()) <= _ELEMENTS:
             self._near[first, last] = found
         return found
