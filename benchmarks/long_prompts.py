@@ -51,9 +51,9 @@ def captured(model: LoadedModel, ids: Tensor, part: int | None) -> tuple[dict[in
         recorder.expect(sets, spans, in_parts=part is not None)
         begin = time.perf_counter()
         if part is None:
-            model.model(input_ids=ids.to(device), use_cache=False)
+            recorder.run(input_ids=ids.to(device), use_cache=False)
         else:
-            _run_in_parts(model, ids, part)
+            _run_in_parts(model, recorder, ids, part)
             recorder.joined()
         recorder.finish()
         if device.type == "cuda":

@@ -63,7 +63,7 @@ def ours(folder: Path, layers: int | None = None) -> Forward:
 
     def forward(ids: Tensor) -> Sums:
         with capturing(loaded.model, layers=captured) as recorder:
-            loaded.model(input_ids=ids, use_cache=False)
+            recorder.run(input_ids=ids, use_cache=False)
         return torch.stack([recorder.sums[layer].received[0, 0] for layer in captured])
 
     return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mless.capture import attention as capture
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
+from mless.redistribution import arm
 from mless.values import Prompt, Span
 from tiny import FAMILIES, prompt_of, tiny
 
@@ -191,6 +193,75 @@ def test_a_forward_with_a_cache_is_refused_whatever_is_recorded(layers, more):
         cache = model.model(input_ids=tokens, use_cache=True).past_key_values
         with pytest.raises(UnsupportedArchitecture, match=rf"layer {layers[0]} attends from {more} queries"):
             model.model(input_ids=tokens[:, :more], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layers", [[1], [3, 1], [1, 2, 3]])
+def test_a_forward_that_ends_with_its_last_layer_gives_the_same_bits(family, layers):
+    model = tiny(family)
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    sums = []
+    for ends in (False, True):
+        with torch.inference_mode(), capturing(model.model, layers=layers) as recorder:
+            (recorder.run if ends else model.model)(input_ids=tokens, use_cache=False)
+        assert sorted(recorder.sums) == sorted(layers)
+        sums.append(recorder.sums)
+    for layer in layers:
+        for name in ("received", "counts", "mass"):
+            assert torch.equal(getattr(sums[0][layer], name), getattr(sums[1][layer], name)), (layer, name)
+
+
+@pytest.mark.parametrize(("layers", "ran"), [([1], [1, 0, 0]), ([2], [1, 1, 0]), (None, [1, 1, 1])])
+def test_what_comes_after_the_last_layers_attention_is_not_run(layers, ran):
+    model = tiny("llama")
+    attended, followed = [0, 0, 0], [0, 0, 0]
+    hooks = []
+    for at, layer in enumerate(model.model.layers):
+
+        def count(*_, at=at, of):
+            of[at] += 1
+
+        hooks.append(layer.self_attn.register_forward_hook(partial(count, of=attended)))
+        hooks.append(layer.mlp.register_forward_hook(partial(count, of=followed)))
+    before = [dict(layer.self_attn._forward_hooks) for layer in model.model.layers]
+    next(received(model, PROMPTS[:1], layers=layers))
+    assert attended == ran
+    assert followed == [*ran[1:], 0], "the last one's MLP is of no use"
+    assert [dict(layer.self_attn._forward_hooks) for layer in model.model.layers] == before
+
+
+def test_a_fault_in_a_forward_that_may_end_early_is_told_and_leaves_no_hook():
+    model = tiny("llama")
+    first, last = model.model.layers[0].self_attn, model.model.layers[2].self_attn
+    broken = first.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
+    with pytest.raises(RuntimeError, match="in the middle"):
+        next(received(model, PROMPTS[:1]))
+    broken.remove()
+    assert not last._forward_hooks
+    assert next(received(model, PROMPTS[:1])).layers == [1, 2, 3]
+
+
+def test_a_forward_that_may_end_early_with_nothing_to_record_is_refused():
+    model = tiny("llama")
+    with capturing(model.model, layers=[]) as recorder, pytest.raises(BadStudy, match="no layer is recorded"):
+        recorder.run(input_ids=torch.tensor([PROMPTS[0].token_ids]), use_cache=False)
+
+
+def test_arm_is_in_a_forward_that_ends_early_and_knows_that_it_has_ended():
+    model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
+    (without,) = received(model, PROMPTS[:1], layers=[2])
+    with arm(model, c=0.3, layers=[1]), torch.inference_mode():
+        mlp, few = model.model.layers[0].mlp, torch.randn(1, 5, model.model.config.hidden_size)
+        alone = mlp(few)
+        (within,) = received(model, PROMPTS[:1], layers=[2])
+        assert torch.equal(mlp(few), alone), "the forward's rows are not those of what is called next"
+        with capturing(model.model, layers=[2]) as recorder:
+            model.model(input_ids=tokens, use_cache=False)
+        whole = recorder.sums[2].received[0, 0]
+    assert not np.array_equal(within.received[0, 0], without.received[0, 0], equal_nan=True)
+    n = recorder.sums[2].counts[0, 0]
+    np.testing.assert_allclose(within.received[0, 0][:, n > 0], (whole / n)[:, n > 0].numpy(), rtol=1e-5)
 
 
 def test_asked_for_some_heads_two_sets_that_are_one_take_the_memory_of_one():

@@ -23,7 +23,7 @@ from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
-from mless.models.seams import attention_layers
+from mless.models.seams import attention_layers, attention_modules
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name, numbers_of
 
 _ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
@@ -58,6 +58,9 @@ class Attention:
 class Recorder:
     """What the attention calls of the forwards inside a `capturing` block left behind, layer by layer."""
 
+    model: nn.Module
+    #: The attention modules of all its layers.
+    modules: Mapping[int, nn.Module]
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
@@ -71,6 +74,30 @@ class Recorder:
     _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
     _totals: dict[int, Float[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
     _parts: dict[int, _Parts] | None = None
+    #: Layers that a forward which may end early still has to come to.
+    _awaited: set[int] = field(default_factory=set[int])
+
+    def run(self, **inputs: Any) -> None:
+        """A forward of the model as far as it is needed: it ends with the attention of the last layer that is recorded.
+
+        What would follow (that layer's MLP, later layers, the head) changes none of the sums. There is no output.
+        """
+        if not self.layers:
+            raise BadStudy("no layer is recorded, so there is nothing to run for; name some in capturing(…, layers=…)")
+        self._awaited = set(self.layers)
+
+        def end(*_: Any) -> None:
+            if not self._awaited:
+                raise _Enough
+
+        # After the module, not after its attention: a layer that attended twice would be noticed still.
+        last = self.modules[max(self.layers)].register_forward_hook(end)
+        try:
+            self.model(**inputs)
+        except _Enough:
+            pass
+        finally:
+            last.remove()
 
     def expect(
         self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"], *, in_parts: bool = False
@@ -193,6 +220,7 @@ class Recorder:
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
         self.computed_by[layer] = by
+        self._awaited.discard(layer)
         # One number that is not finite makes its head's total so; and nobody may have looked since the part before.
         total = sums.apart.sum((0, 1, 3)) + sums.mass.sum((0, 2))
         self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
@@ -221,6 +249,10 @@ class Recorder:
                     f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
                     "try --dtype float32, or check the checkpoint"
                 )
+
+
+class _Enough(Exception):
+    """Ends a forward. An ordinary exception: hooks that are promised to run whatever happens run for no other kind."""
 
 
 class _Parts:
@@ -292,11 +324,13 @@ def capturing(
 ) -> Generator[Recorder]:
     """Inside the block, forwards of `model` leave their received-attention sums in the yielded `Recorder`.
 
+    Where the model's output is not wanted, `Recorder.run(input_ids=…)` goes no further than it must.
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
     layers = attention_layers(model, [layers] if isinstance(layers, int) else layers)
     asked = [heads] if isinstance(heads, int) else heads
-    recorder = Recorder(frozenset(layers), list(dict.fromkeys(asked)) if asked is not None else None, kernel)
+    chosen = list(dict.fromkeys(asked)) if asked is not None else None
+    recorder = Recorder(model, attention_modules(model), frozenset(layers), chosen, kernel)
 
     def attend(call: Call) -> Tensor:
         recorded = call.layer in recorder.layers and not call.again
@@ -424,10 +458,10 @@ def received(
 ) -> Iterator[Attention]:
     """Received attention of each prompt, in order. Layers and heads are numbered from 1: one, several, or a text as the command takes it.
 
-    All loaded layers run, whichever are asked for: `mless.load(…, layers=…)` is what saves the others' time. Batches are padded on the right;
-    `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone and
-    so many tokens at a time, with a cache, so that memory for activations stays bounded (by default 16,384 at a time from 131,072 on); their
-    sums are added part by part and may differ from the whole's in the last digits.
+    The forward ends with the attention of the last layer asked for; `mless.load(…, layers=…)` saves the memory of later ones, too. Batches are
+    padded on the right; `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of more than `part`
+    tokens run alone and so many tokens at a time, with a cache, so that memory for activations stays bounded (by default 16,384 at a time
+    from 131,072 on); their sums are added part by part and may differ from the whole's in the last digits.
     """
     if part is not None and part < 1:
         raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")
@@ -464,11 +498,11 @@ def received(
             recorder.expect(sets, spans.to(model.device), in_parts=in_parts)
             with torch.inference_mode():
                 if in_parts:
-                    _run_in_parts(model, ids, part or _PART)
+                    _run_in_parts(model, recorder, ids, part or _PART)
                     recorder.joined()
                 else:
                     padding = None if bool(real.all()) else real.to(model.device).long()
-                    model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+                    recorder.run(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
             recorder.finish()
             missing = sorted(set(asked) - set(recorder.sums))
             if missing:
@@ -491,7 +525,7 @@ def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Seque
         yield batch
 
 
-def _run_in_parts(model: LoadedModel, ids: Int[Tensor, "1 tokens"], part: int) -> None:
+def _run_in_parts(model: LoadedModel, recorder: Recorder, ids: Int[Tensor, "1 tokens"], part: int) -> None:
     from transformers import DynamicCache
 
     _refuse_changing_scales(model, ids.shape[1], part)
@@ -500,7 +534,7 @@ def _run_in_parts(model: LoadedModel, ids: Int[Tensor, "1 tokens"], part: int) -
     for first in range(0, ids.shape[1], part):
         tokens = ids[:, first : first + part].to(model.device)
         try:
-            model.model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            recorder.run(input_ids=tokens, past_key_values=cache, use_cache=True)
         except (
             IndexError,
             ValueError,
