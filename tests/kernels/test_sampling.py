@@ -17,12 +17,14 @@ from transformers import TopPLogitsWarper
 
 from mless import kernels
 
-#: Less than a block of the kernel's, and more. Few rows: the interpreter needs a tenth of a second for each.
-ROWS, BLOCK = 3, 256
+#: Less than a block of the kernel's, and more; and so many parts that the few highest are looked for in each. Few rows: the interpreter needs
+#: a tenth of a second for each.
+ROWS, BLOCK, PART = 3, 256, 64
 CUTS = {
     "all": (1.0, 0, 1.0),
     "cooler": (0.3, 0, 1.0),
     "the 5 highest": (1.0, 5, 1.0),
+    "half of the 7 highest": (1.0, 7, 0.503),
     "more than there are": (1.0, 5000, 1.0),
     "half": (1.0, 0, 0.503),
     "nearly all": (1.3, 0, 0.947),
@@ -43,6 +45,8 @@ def logits_of(size: int, kind: str) -> Tensor:
         logits[1, ::2] = 0.0
     if kind == "hidden":
         logits[:, 1::3] = -torch.inf
+    if kind == "nearly all hidden":
+        logits[:, 4:] = -torch.inf
     return logits
 
 
@@ -56,13 +60,14 @@ def draws_of(size: int) -> Tensor:
     return draws
 
 
-CASES = [(1, "floats"), (300, "floats"), (300, "equals"), (300, "hidden")]
+SHORT = [torch.float16, torch.bfloat16]
+CASES = [(1, "floats"), (300, "floats"), (300, "equals"), (300, "hidden"), (300, "nearly all hidden")]
 
 
 def main(path: str) -> None:
     from mless.kernels import sampling_triton
 
-    sampling_triton._BLOCK = BLOCK
+    sampling_triton._BLOCK, sampling_triton._PART = BLOCK, PART
 
     def tokens(logits: Tensor, draws: Tensor, name: str) -> Tensor:
         temperature, top_k, top_p = CUTS[name]
@@ -78,7 +83,9 @@ def main(path: str) -> None:
     apart[:, :300] = logits
     found["apart"] = tokens(apart[:, :300], draws, "both")
     found["alone"] = tokens(logits[2:], draws[2:], "both")
-    found["16 bits"] = tokens(logits_of(300, "floats").half(), draws, "both")
+    for dtype in SHORT:
+        for name in ("both", "half of the 7 highest"):
+            found[f"{dtype}, {name}"] = tokens(logits_of(300, "floats").to(dtype), draws, name)
     for size, top_p, _ in EQUALS:
         found[f"{size} equals, {top_p}"] = sampling_triton.drawn(
             torch.zeros(1, size), torch.zeros(1, 1).double(), 1.0, 0, top_p
@@ -98,10 +105,15 @@ def test_the_kernel_draws_what_torch_draws(answers, size, kind, name):
     assert torch.equal(answers[f"{size}, {kind}, {name}"], expected)
 
 
-def test_rows_that_lie_apart_and_a_row_alone_and_16_bits(answers):
+def test_rows_that_lie_apart_and_a_row_alone(answers):
     assert torch.equal(answers["apart"], answers["300, equals, both"])
     assert torch.equal(answers["alone"], answers["300, equals, both"][2:])
-    assert torch.equal(answers["16 bits"], by_torch(logits_of(300, "floats").half(), draws_of(300), "both"))
+
+
+@pytest.mark.parametrize("name", ["both", "half of the 7 highest"])
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+def test_16_bits(answers, dtype, name):
+    assert torch.equal(answers[f"{dtype}, {name}"], by_torch(logits_of(300, "floats").to(dtype), draws_of(300), name))
 
 
 @pytest.mark.parametrize(("size", "top_p", "left"), EQUALS)

@@ -1,8 +1,9 @@
-"""The next token of every row in one kernel: temperature, the k highest, the likeliest p, and a draw by the inverse of the distribution.
+"""The next token of every row in one kernel or two: temperature, the k highest, the likeliest p, and a draw by the inverse of the distribution.
 
 transformers' warpers sort the whole vocabulary for every row; here a row's program finds where the cuts lie, two bits of the score a
 time, and never sorts. Which tokens stay is theirs: all that are as high as the k-th, and of those the likeliest, of equals at the cut the
-later ones. Every row has a program of its own, so its token does not depend on the others.
+later ones. Where few are to stay, many programs look for a part of the vocabulary each what could be among them, and the row's program
+looks at that only. Nothing is shared between rows, so a row's token does not depend on the others.
 """
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
@@ -27,18 +28,39 @@ _WARMEST = 1e30
 _BLOCK = 4096
 #: Blocks that are on their way at a time: a program alone on its multiprocessor would else wait for every one of them.
 _STAGES = 4
+#: Of how many tokens a program names those that could be among the k highest, and of how many at most.
+_PART = 8192
+_NAMED = 1024
+#: By dtype the bits in which two scores can differ once they are floats of 32 bits, but for the sign, and how many pairs of bits those are.
+_BITS = {torch.bfloat16: (0x7FFF0000, 8), torch.float16: (0x7FFFE000, 10), torch.float32: (0x7FFFFFFF, 16)}
 
 
 def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """A token for each row of `logits` (rows × vocabulary), by its number from [0, 1) in `draws` (rows × 1, fp64)."""
+    logits = logits if logits.dtype in _BITS else logits.float()
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     rows, size = logits.shape
+    flip, pairs = _BITS[logits.dtype]
+    bits = {"FLIP": flip, "PAIRS": pairs}
     out = torch.empty(rows, dtype=torch.long, device=logits.device)
+    parts = triton.cdiv(size, _PART)
+    # Twice as many as are asked for: equals of the last are named, too.
+    named = 2 * triton.next_power_of_2(max(1, top_k))
+    in_parts = 0 < top_k and named <= _NAMED and parts * named < size // 2
     with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
+        values, places, counts = logits, out, out
+        if in_parts:
+            values = torch.empty(rows, parts * named, dtype=logits.dtype, device=logits.device)
+            places = torch.empty(rows, parts * named, dtype=torch.int32, device=logits.device)
+            counts = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+            _named_kernel[(rows, parts)](
+                logits, values, places, counts, size, logits.stride(0), top_k, NAMED=named, PART=_PART, **bits, num_warps=16
+            )
         _drawn_kernel[(rows,)](
-            logits, draws.contiguous(), out, size, logits.stride(0), min(_LOG2E / temperature, _WARMEST), top_k,
-            1 - top_p + CLOSE,
-            CUT_K=0 < top_k < size, CUT_P=top_p < 1, BLOCK=_BLOCK, STAGES=_STAGES, num_warps=16,
+            logits, values, places, counts, draws.contiguous(), out, size, logits.stride(0),
+            min(_LOG2E / temperature, _WARMEST), top_k, 1 - top_p + CLOSE, parts,
+            IN_PARTS=in_parts, NAMED=named, MANY=triton.next_power_of_2(parts),
+            CUT_K=0 < top_k < size, CUT_P=top_p < 1, BLOCK=_BLOCK, STAGES=_STAGES, **bits, num_warps=16,
         )  # fmt: skip
     return out
 
@@ -50,10 +72,50 @@ def _scores(logits, at, size):
 
 
 @triton.jit
-def _ordered(x):
+def _ordered(x, FLIP: tl.constexpr):
     """Whole numbers in the order of the scores."""
     bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return bits ^ ((bits >> 31) & FLIP)
+
+
+@triton.jit
+def _raised(lowest, unit, one, two, three, top_k):
+    """The k-th highest with two bits more, from how many reach the next three numbers."""
+    digit = (tl.sum(one, axis=0) >= top_k).to(tl.int32) + (tl.sum(two, axis=0) >= top_k).to(tl.int32)
+    return lowest + unit * (digit + (tl.sum(three, axis=0) >= top_k).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def _named_kernel(
+    logits, values, places, counts, size, row_stride, top_k,
+    FLIP: tl.constexpr, PAIRS: tl.constexpr, NAMED: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Of a part of a row's vocabulary the scores that reach its own k-th highest, in order, and where they stand.
+
+    What is among the k highest of all is among them. Minus infinity fills the place; `counts` says where there was not enough of it.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    at = part * PART + tl.arange(0, PART)
+    x = _scores(logits + row * row_stride, at, size)
+    key = tl.where(at < size, _ordered(x, FLIP), -(1 << 31))
+    lowest = tl.full((), -(1 << 31), tl.int32)
+    for step in range(PAIRS):
+        unit = tl.full((), 1, tl.int32) << (30 - 2 * step)
+        one = (key >= lowest + unit).to(tl.int32)
+        two = (key >= lowest + 2 * unit).to(tl.int32)
+        lowest = _raised(lowest, unit, one, two, (key >= lowest + 3 * unit).to(tl.int32), top_k)
+    # What is minus infinity cannot be drawn.
+    stays = (key >= lowest) & (x > float("-inf"))
+    place = tl.cumsum(stays.to(tl.int32), axis=0) - 1
+    count = tl.sum(stays.to(tl.int32), axis=0)
+    slot = (row * tl.num_programs(1) + part) * NAMED
+    kept = stays & (place < NAMED)
+    tl.store(values + slot + place, x, mask=kept)
+    tl.store(places + slot + place, at, mask=kept)
+    lane = tl.arange(0, NAMED)
+    tl.store(values + slot + lane, tl.full((NAMED,), float("-inf"), tl.float32), mask=lane >= count)
+    tl.store(counts + row * tl.num_programs(1) + part, count)
 
 
 @triton.jit
@@ -63,9 +125,9 @@ def _shares(x, key, top, lowest, warmth):
 
 
 @triton.jit
-def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr):
+def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr, FLIP: tl.constexpr):
     """What the tokens of a block weigh that stay, of those at the cut all but the first ones; and how many stood there up to now."""
-    key = _ordered(x)
+    key = _ordered(x, FLIP)
     share = _shares(x, key, top, cut, warmth)
     if CUT_P:
         met = (key == cut).to(tl.int32)
@@ -74,13 +136,21 @@ def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr):
     return share, equals
 
 
-@triton.jit(do_not_specialize=["warmth", "top_k", "rest"])
+@triton.jit(do_not_specialize=["warmth", "top_k", "rest", "parts"])
 def _drawn_kernel(
-    logits, draws, out, size, row_stride, warmth, top_k, rest,
+    logits, values, places, counts, draws, out, size, row_stride, warmth, top_k, rest, parts,
+    FLIP: tl.constexpr, PAIRS: tl.constexpr, IN_PARTS: tl.constexpr, NAMED: tl.constexpr, MANY: tl.constexpr,
     CUT_K: tl.constexpr, CUT_P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
+    if IN_PARTS:
+        # What the parts have named, unless there were too many equals in one of them.
+        lanes = tl.arange(0, MANY)
+        fits = tl.max(tl.load(counts + row * parts + lanes, mask=lanes < parts, other=0), axis=0) <= NAMED
+        places += row * parts * NAMED
+        logits = tl.where(fits, values + row * parts * NAMED, logits)
+        size = tl.where(fits, parts * NAMED, size)
     lane = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
@@ -90,19 +160,18 @@ def _drawn_kernel(
     # The k-th highest: the largest number that k of them reach, two bits at a time.
     lowest = tl.full((), -(1 << 31), tl.int32)
     if CUT_K:
-        for step in range(16):
+        for step in range(PAIRS):
             unit = tl.full((), 1, tl.int32) << (30 - 2 * step)
             one = tl.zeros((BLOCK,), tl.int32)
             two = tl.zeros((BLOCK,), tl.int32)
             three = tl.zeros((BLOCK,), tl.int32)
             for first in tl.range(0, size, BLOCK, num_stages=STAGES):
                 at = first + lane
-                key = tl.where(at < size, _ordered(_scores(logits, at, size)), -(1 << 31))
+                key = tl.where(at < size, _ordered(_scores(logits, at, size), FLIP), -(1 << 31))
                 one += (key >= lowest + unit).to(tl.int32)
                 two += (key >= lowest + 2 * unit).to(tl.int32)
                 three += (key >= lowest + 3 * unit).to(tl.int32)
-            digit = (tl.sum(one, axis=0) >= top_k).to(tl.int32) + (tl.sum(two, axis=0) >= top_k).to(tl.int32)
-            lowest += unit * (digit + (tl.sum(three, axis=0) >= top_k).to(tl.int32))
+            lowest = _raised(lowest, unit, one, two, three, top_k)
 
     # The likeliest p: what weighs no more than the rest goes, from the lowest on. The cut is the largest number below which there is no more.
     cut = lowest
@@ -111,18 +180,18 @@ def _drawn_kernel(
         whole = tl.zeros((BLOCK,), tl.float32)
         for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             x = _scores(logits, first + lane, size)
-            whole += _shares(x, _ordered(x), top, lowest, warmth)
+            whole += _shares(x, _ordered(x, FLIP), top, lowest, warmth)
         budget = tl.sum(whole.to(tl.float64), axis=0) * rest
         cut = tl.full((), -(1 << 31), tl.int32)
         below = tl.full((), 0.0, tl.float64)
-        for step in range(16):
+        for step in range(PAIRS):
             unit = tl.full((), 1, tl.int32) << (30 - 2 * step)
             first_sum = tl.zeros((BLOCK,), tl.float32)
             second_sum = tl.zeros((BLOCK,), tl.float32)
             third_sum = tl.zeros((BLOCK,), tl.float32)
             for first in tl.range(0, size, BLOCK, num_stages=STAGES):
                 x = _scores(logits, first + lane, size)
-                key = _ordered(x)
+                key = _ordered(x, FLIP)
                 share = _shares(x, key, top, lowest, warmth)
                 first_sum += tl.where(key < cut + unit, share, 0.0)
                 second_sum += tl.where(key < cut + 2 * unit, share, 0.0)
@@ -132,15 +201,15 @@ def _drawn_kernel(
             c = tl.sum(third_sum.to(tl.float64), axis=0)
             below = tl.where(c <= budget, c, tl.where(b <= budget, b, tl.where(a <= budget, a, below)))
             cut += unit * ((a <= budget).to(tl.int32) + (b <= budget).to(tl.int32) + (c <= budget).to(tl.int32))
-        all_below = cut > _ordered(top)
-        cut = tl.minimum(cut, _ordered(top))
-        value = (cut ^ ((cut >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        all_below = cut > _ordered(top, FLIP)
+        cut = tl.minimum(cut, _ordered(top, FLIP))
+        value = (cut ^ ((cut >> 31) & FLIP)).to(tl.float32, bitcast=True)
         each = tl.exp2((value - top) * warmth).to(tl.float64)
         # Of those that stand at the cut so many go, too, the first ones; the last of them stays, whatever rounding says.
         equal = tl.zeros((BLOCK,), tl.int32)
         for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             at = first + lane
-            equal += ((_ordered(_scores(logits, at, size)) == cut) & (at < size)).to(tl.int32)
+            equal += ((_ordered(_scores(logits, at, size), FLIP) == cut) & (at < size)).to(tl.int32)
         most = tl.sum(equal, axis=0) - 1
         beyond = tl.where(all_below, most.to(tl.float64), (budget - below) / each)
         gone = tl.minimum(beyond, most.to(tl.float64)).to(tl.int32)
@@ -150,7 +219,7 @@ def _drawn_kernel(
     equals = tl.full((), 0, tl.int32)
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         x = _scores(logits, first + lane, size)
-        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P)
+        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P, FLIP)
         total += tl.sum(share.to(tl.float64), axis=0)
     target = tl.load(draws + row) * total
     passed = tl.full((), 0.0, tl.float64)
@@ -160,10 +229,13 @@ def _drawn_kernel(
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         at = first + lane
         x = _scores(logits, at, size)
-        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P)
+        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P, FLIP)
         upto = passed + tl.cumsum(share.to(tl.float64), axis=0)
         found += tl.sum(((upto <= target) & (at < size)).to(tl.int32), axis=0)
         last = tl.maximum(last, tl.max(tl.where(share > 0, at, 0), axis=0))
         passed += tl.sum(share.to(tl.float64), axis=0)
     # Rounding may leave the target at the very end.
-    tl.store(out + row, tl.minimum(found, last).to(tl.int64))
+    token = tl.minimum(found, last)
+    if IN_PARTS:
+        token = tl.where(fits, tl.load(places + token, mask=fits, other=0), token)
+    tl.store(out + row, token.to(tl.int64))
