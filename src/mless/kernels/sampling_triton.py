@@ -46,7 +46,7 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
     parts = triton.cdiv(size, _PART)
     # Twice as many as are asked for: equals of the last are named, too.
     named = 2 * triton.next_power_of_2(max(1, top_k))
-    in_parts = 0 < top_k and named <= _NAMED and parts * named < size // 2
+    in_parts = top_k > 0 and named <= _NAMED and parts * named < size // 2
     with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
         values, places, counts = logits, out, out
         if in_parts:
@@ -54,7 +54,17 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
             places = torch.empty(rows, parts * named, dtype=torch.int32, device=logits.device)
             counts = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
             _named_kernel[(rows, parts)](
-                logits, values, places, counts, size, logits.stride(0), top_k, NAMED=named, PART=_PART, **bits, num_warps=16
+                logits,
+                values,
+                places,
+                counts,
+                size,
+                logits.stride(0),
+                top_k,
+                NAMED=named,
+                PART=_PART,
+                **bits,
+                num_warps=16,
             )
         _drawn_kernel[(rows,)](
             logits, values, places, counts, draws.contiguous(), out, size, logits.stride(0),
