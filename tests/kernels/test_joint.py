@@ -165,7 +165,10 @@ def test_some_steep_queries_leave_the_others_bits_alone(threads: int, monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_models_lose_nothing_but_the_rounding_of_the_output(dtype: torch.dtype) -> None:
+def test_without_units_for_them_16_bit_models_lose_nothing_but_the_rounding_of_the_output(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "short_serve", lambda: False)
     q, k, v = (one.to(dtype) for one in given(*SIZES["GQA3"]))
     what = asked([q.shape[2]])
     out, sums = joint.attended(q, k, v, scale=0.125, **what)  # pyright: ignore[reportArgumentType]
@@ -174,11 +177,38 @@ def test_16_bit_models_lose_nothing_but_the_rounding_of_the_output(dtype: torch.
     assert torch.equal(sums.received, same.received)
 
 
+@pytest.mark.parametrize("two", [False, True], ids=["one set", "two sets"])
+@pytest.mark.parametrize("mask", [None, "a window", "documents", "padding on the left"])
+@pytest.mark.parametrize("size", ["GQA3", "GQA7", "MHA, values differ", "MLA", "one token"])
+def test_a_bf16_models_sums_are_as_exact_as_any(size: str, mask: str | None, two: bool, threads: int) -> None:
+    q, k, v = (one.bfloat16() for one in given(*SIZES[size], size=2.0))
+    what = asked([q.shape[2]], two=two, mask=mask)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert (sums.received.double() - wanted.received).norm() <= 1e-6 * wanted.received.norm()
+    torch.testing.assert_close(sums.mass.double(), wanted.mass.double(), rtol=0, atol=1e-6)
+    exact, _ = joint.attended(q.float(), k.float(), v.float(), scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    # Weights and output are rounded to 8 bits each.
+    assert (out.float() - exact).norm() <= 2**-8 * exact.norm()
+
+
+def test_bf16_scores_beyond_the_range_of_floats(threads: int) -> None:
+    q, k, v = (one.bfloat16() for one in given(9, 3, 700, 64, 64, size=30.0))
+    what = asked([700])
+    out, sums = joint.attended(q, k, v, scale=0.5, **what)  # pyright: ignore[reportArgumentType]
+    wanted = reference.received(q, k, scale=0.5, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=1e-3, atol=1e-3)
+    assert torch.isfinite(out).all()
+
+
 @pytest.mark.parametrize("mask", [None, "a window", "documents"])
 @pytest.mark.parametrize("size", [1.0, 40.0], ids=["plain", "steep"])
-def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, mask: str | None, threads: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(
+    dtype: torch.dtype, size: float, mask: str | None, threads: int
+) -> None:
     lengths = [900, 1, 513, 64, 640]
-    q, k, v = given(9, 3, 900, 64, 64, rows=5, size=size)
+    q, k, v = (one.to(dtype) for one in given(9, 3, 900, 64, 64, rows=5, size=size))
     what = asked(lengths, mask=mask)
     out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
     for row, n in enumerate(lengths):
@@ -300,3 +330,16 @@ def test_a_long_prompts_blocks_shrink_and_cover_it() -> None:
         assert all(rows % 16 == 0 for _, rows in blocks)
         assert max(groups * rows * (first + rows) for first, rows in blocks) <= max(1 << 24, groups * 16 * 200_100)
         assert joint._blocks(5000, groups) == blocks[: len(joint._blocks(5000, groups))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_lay_in_its_memory_reaches_no_number(dtype: torch.dtype, threads: int) -> None:
+    q, k, v = (one.to(dtype) for one in given(*SIZES["GQA3"]))
+    what = asked([700])
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    # Scores that are no numbers are left behind in every thread.
+    bad, _ = joint.attended(q, k * torch.nan, v * torch.nan, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.isnan(bad).all()
+    again, same = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(again, out)
+    assert torch.equal(same.received, sums.received)

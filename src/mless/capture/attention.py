@@ -1,6 +1,6 @@
 """A scoped instrument around a loaded model: what every attention head's tokens receive, without a T × T matrix.
 
-On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can, in fp32; and what SDPA does
+On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can; and what SDPA does
 not know (soft caps, sinks, biases) is computed here.
 """
 

@@ -4,6 +4,9 @@ On a CPU the scores are what costs: a second pass over them takes a sixth of a f
 it lies in the cache, a block of queries at a time with the keys that they see: one matmul makes the scores, 2^x the weights, a second
 matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
 
+A bf16 model's matrices are multiplied by the processor's units for that, where it has them. Scores lose nothing by it; weights are rounded
+to bf16 before they meet the values, as by SDPA.
+
 Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
 in any batch that is padded on the right.
 """
@@ -23,6 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mless.kernels.products import products, short_serve
 from mless.kernels.signature import Intervals, Sums, mass_of
 
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
@@ -70,9 +74,12 @@ def attended(
     out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
     own = torch.empty(batch, heads, tokens, **_KIND)
-    with torch.inference_mode():  # what is kept from call to call is used in that mode only
+    short = {one.dtype for one in (q, k, v)} == {torch.bfloat16} and short_serve()
+    # What is kept from call to call is used in inference mode only.
+    with torch.inference_mode(), products(short=short):
         for b in range(batch):
-            sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b]).computed()
+            row = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b], short=short)
+            sums[b], own[b] = row.computed()
     n_sets = sets.shape[1]
     counts = visible.asked(sets).counts
     mass = mass_of(sums[:, -1] + own, spans, n_spans, apart[:, -1])
@@ -91,6 +98,8 @@ class _Prompt:
         starts: Int[np.ndarray, " tokens"],
         sets: Bool[Tensor, "sets tokens"],
         out: Float[Tensor, "tokens heads value_dim"],
+        *,
+        short: bool,
     ) -> None:
         self.kv_heads, self.tokens, dim = k.shape
         self.groups = q.shape[0] // self.kv_heads
@@ -103,7 +112,10 @@ class _Prompt:
         for ours, given in ((self.keys, k), (self.values, v)):
             ours[:, : self.tokens] = given
             ours[:, self.tokens :] = 0.0
-        self.keys.mul_(scale * _LOG2E)
+        #: What makes scores of the products: with the keys beforehand, unless those would no longer be bf16 numbers then.
+        self.factor = scale * _LOG2E if short else None
+        if self.factor is None:
+            self.keys.mul_(scale * _LOG2E)
         self.members = torch.zeros(sets.shape[0], end, **_KIND)
         self.members[:, : self.tokens] = sets
         # Of each query: 2^score of itself, and of everything that it sees.
@@ -159,7 +171,11 @@ class _Prompt:
             queries.zero_()
         queries[:, :, : real.stop - first] = self.queries[heads, :, real]
         p = _memory("scores", *lanes, end - begin)
-        weights = torch.bmm(queries.flatten(1, 2), keys.mT, out=p.flatten(1, 2))
+        weights = p.flatten(1, 2)
+        if self.factor is None:
+            torch.bmm(queries.flatten(1, 2), keys.mT, out=weights)
+        else:
+            torch.baddbmm(weights, queries.flatten(1, 2), keys.mT, beta=0, alpha=self.factor, out=weights)
         # A token's own score is for itself, and those of what comes later are for nobody.
         corner = p[..., mine]
         own = corner.diagonal(dim1=-2, dim2=-1).clone()
@@ -176,9 +192,16 @@ class _Prompt:
         out = torch.bmm(weights, values, out=_memory("out", *weights.shape[:2], values.shape[-1])).view(*lanes, -1)
         out.addcmul_(own[..., None], values[:, None, mine]).div_(total[..., None])
         self.out[heads, :, real] = out[:, :, : real.stop - first]
-        sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
-        added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
-        sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
+        if self.factor is None:
+            sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
+            added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
+            sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
+        else:
+            # No product: of two fp32 numbers it would be one of bf16 numbers now.
+            p.div_(total[..., None])
+            for which, members in enumerate(self.members[:, at].bool()):
+                some = p if members.all() else p[:, :, members]
+                sums[heads, :, which, seen] += some.sum(-2)
 
     def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows keys"] | None:
         """Of the keys from `begin` on, those that a window, a chunk or a document hides from these queries; None where it hides none."""
