@@ -217,6 +217,7 @@ def run(
 
 def _carry_out(as_json: bool, work: Callable[[_Bar], Outcome]) -> None:
     """Do what makes a folder, publish it, and say what it shows and where it lies."""
+    from mless.figures.folder import holds_answers
     from mless.report import publish, summary
 
     bar = _Bar(as_json)
@@ -234,7 +235,7 @@ def _carry_out(as_json: bool, work: Callable[[_Bar], Outcome]) -> None:
         told["verdict"],
         "already stored" if not outcome.computed else f"{outcome.computed} of {outcome.units} units computed",
     )
-    if "accuracy" in told:
+    if holds_answers(outcome.folder):
         _print_accuracy(outcome.folder)
     typer.echo(f"\nreport: {_plain(str(page))}")
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -475,6 +479,33 @@ def test_one_layer_and_head_may_be_named_in_any_way(layers, heads):
     np.testing.assert_array_equal(named.received, plain.received)
 
 
+def test_what_is_no_list_of_prompts_is_refused(tmp_path):
+    """In a process of its own: here every argument's type is checked before the function sees it."""
+    said = """
+from mless.capture import received
+from mless.errors import BadPrompt
+from tiny import prompt_of, tiny
+for prompts in (prompt_of(("question", 3)), ["2 + 2 ="]):
+    try:
+        list(received(tiny("llama"), prompts))
+    except BadPrompt as fault:
+        print(fault)
+"""
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", said], capture_output=True, text=True, cwd=tmp_path, env=here, check=True
+    )
+    one, text = done.stdout.splitlines()
+    assert one.endswith("put it in a list")
+    assert "mless.prompts(" in text
+    assert text.endswith("got str")
+
+
+def test_a_layer_that_was_not_loaded_is_told_from_one_that_is_not_there():
+    with pytest.raises(BadStudy, match=r"no layer 4: the loaded layers are 1 to 3.*mless.load\(…, layers=4\)"):
+        list(received(tiny("llama"), PROMPTS[:1], layers=4))
+
+
 def test_a_block_takes_one_layer_and_one_head():
     model = tiny("llama")
     with capturing(model.model, layers=2, heads=3) as recorder, torch.inference_mode():
@@ -679,3 +710,26 @@ def test_shares_are_taken_of_pairs_only():
         retained(one, other)
     with pytest.raises(BadStudy, match="no layer or no head"):
         list(received(model, PROMPTS[:1], heads=[]))
+
+
+def test_shares_are_of_iterators_too_and_of_the_same_layers_and_heads_only():
+    from mless.study.direct import retained
+
+    model = tiny("llama")
+    pairs = []
+    for seed in range(3):
+        ids = prompt_of(("system", 4), ("question", 9), seed=seed).token_ids
+        for filler in (0, 5):
+            tokens = [*ids[:4], *[7] * filler, *ids[4:]]
+            spans = [
+                Span("system", 0, 4),
+                *([Span("filler", 4, 9)] if filler else []),
+                Span("question", 4 + filler, 13 + filler),
+            ]
+            condition = "mless" if filler else "none"
+            pairs.append(Prompt(str(seed), condition, tuple(tokens), tuple(spans), ""))
+    without, filled = pairs[::2], pairs[1::2]
+    shares = retained(received(model, without, layers=[1]), received(model, filled, layers=[1]))
+    assert [(share.layer, share.head) for share in shares] == [(1, head) for head in range(model.heads + 1)]
+    with pytest.raises(BadStudy, match=r"layers 1 with heads 1–4 and layers 1–3 with heads 2: give received"):
+        retained(received(model, without, layers=[1]), received(model, filled, heads=2))

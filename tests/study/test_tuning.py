@@ -484,6 +484,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     told = json.loads(capsys.readouterr().out)
     assert (left.value.code, told["tried"], told["chosen"]["condition"]) == (0, 2, GOOD)
     assert {row["split"] for row in told["accuracy"]} == {"test"}
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "already stored" in said
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in said.replace("\n", "")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "All 2 settings, on dev items" in page
     assert (tmp_path / "out" / "test" / "report.html").exists()

@@ -40,7 +40,8 @@ class Attention:
     """One prompt's capture: what each token received, for both query sets, and where the original queries looked.
 
     `received` is a mean, NaN where `n` is 0; `uniform` is the same statistic for a head that spreads evenly over what it sees.
-    Axes named *sets* follow `QUERY_SETS`; layers and heads are those asked for, in order.
+    The first axis is the query set: 0 all later tokens ("later"), 1 the original ones among them ("original"). Layers and heads are those
+    asked for, in order.
     """
 
     prompt: Prompt
@@ -463,6 +464,8 @@ def received(
     tokens run alone and so many tokens at a time, with a cache, so that memory for activations stays bounded (by default 16,384 at a time
     from 131,072 on); their sums are added part by part and may differ from the whole's in the last digits.
     """
+    if isinstance(prompts, Prompt):
+        raise BadPrompt("received takes several prompts, got one; put it in a list")
     if part is not None and part < 1:
         raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")
     if layers is None:
@@ -475,6 +478,10 @@ def received(
     with capturing(model.model, layers=asked, heads=None if heads is None else which, kernel=kernel) as recorder:
         for batch in _batches(prompts, batch_size, part or _WHOLE):
             for prompt in batch:
+                if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise BadPrompt(
+                        f"a prompt is what mless.prompts(model, items, condition) makes, token ids with spans; got {type(prompt).__name__}"
+                    )
                 if len(prompt) > model.context:
                     raise BadPrompt(
                         f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes "

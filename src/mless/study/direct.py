@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mless import stats, tasks
-from mless.errors import BadPrompt
+from mless.errors import BadPrompt, BadStudy
 from mless.prompting import align, build_prompts, resolve_kind
 from mless.study import tables
 from mless.study.running import Outcome, Progress, run_study
 from mless.study.spec import load_study, validated
-from mless.values import QUERY_SETS, Condition, Item, Prompt, QuerySet, head_name
+from mless.values import QUERY_SETS, Condition, Item, Prompt, QuerySet, format_numbers, head_name
 
 if TYPE_CHECKING:
     from mless.capture import Attention
@@ -53,7 +53,7 @@ def prompts(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A retained share with its interval, test, yardstick and verdict; head 0 is the layer."""
+    """A retained share with its interval, test, yardstick and verdict; head 0 is the layer: the mean of its heads that were captured."""
 
     layer: int
     head: int
@@ -72,18 +72,29 @@ class Share:
 
 
 def retained(
-    without: Sequence[Attention],
-    with_filler: Sequence[Attention],
+    without: Iterable[Attention],
+    with_filler: Iterable[Attention],
     *,
     queries: QuerySet = "original",
     seed: int = 0,
     margins: stats.Margins | None = None,
 ) -> list[Share]:
-    """Retained shares of every layer and head captured, from the same items without and with filler, in the same order."""
+    """Retained shares of every layer and head captured, from the same items without and with filler, in the same order.
+
+    A layer's is the mean of its heads' that were captured.
+    """
+    without, with_filler = list(without), list(with_filler)
     if [a.prompt.item for a in without] != [b.prompt.item for b in with_filler] or not without:
         raise BadPrompt("retained shares need the same items, in the same order, without and with filler")
     for a, b in zip(without, with_filler, strict=True):
         align(a.prompt, b.prompt)
+    captured = {(tuple(one.layers), tuple(one.heads)) for one in (*without, *with_filler)}
+    if len(captured) > 1:
+        raise BadStudy(
+            "retained shares need the same layers and heads of every prompt, without and with filler; got "
+            + " and ".join(sorted(f"layers {format_numbers(a)} with heads {format_numbers(b)}" for a, b in captured))
+            + ": give received() the same layers= and heads="
+        )
     s = QUERY_SETS.index(queries)
 
     def sums(rows: Sequence[Attention]) -> tuple[np.ndarray, np.ndarray]:
