@@ -226,7 +226,7 @@ def forward_row(model: nn.Module, ids: Tensor, rounds: int, layers: int) -> dict
             # A study enters the block once for all of its prompts.
             with capturing(model, layers=captured[name]) if captured[name] else nullcontext() as recorder:
                 # Ours is what a study does: nothing after the last layer's attention. The others end as the model ends.
-                run = model if recorder is None or name != "ours" else recorder.run
+                run = recorder.run if name == "ours" else model
                 took = clocked(partial(run, input_ids=ids, use_cache=False))
             if at or rounds == 1:
                 found.append(took)

@@ -22,9 +22,11 @@ from mless.capture import attention as capture
 from mless.capture import capturing, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
+from mless.models.seams import attention_modules
 from mless.redistribution import arm
 from mless.values import Prompt, Span
-from tiny import FAMILIES, prompt_of, tiny
+from models.walking import build
+from tiny import FAMILIES, prompt_of, tiny, wrapped
 
 PROMPTS = [
     prompt_of(("start", 1), ("system", 6), ("filler", 9), ("question", 14), ("end", 3), seed=1),
@@ -228,7 +230,12 @@ def test_what_comes_after_the_last_layers_attention_is_not_run(layers, ran):
         hooks.append(layer.self_attn.register_forward_hook(partial(count, of=attended)))
         hooks.append(layer.mlp.register_forward_hook(partial(count, of=followed)))
     before = [dict(layer.self_attn._forward_hooks) for layer in model.model.layers]
-    next(received(model, PROMPTS[:1], layers=layers))
+    found = received(model, PROMPTS[1:], layers=layers)
+    next(found)
+    assert attended == followed == [1, 1, 1], "a model's first forward shows that no layer runs twice"
+    attended[:] = followed[:] = [0, 0, 0]
+    next(found)
+    found.close()
     assert attended == ran
     assert followed == [*ran[1:], 0], "the last one's MLP is of no use"
     assert [dict(layer.self_attn._forward_hooks) for layer in model.model.layers] == before
@@ -245,10 +252,52 @@ def test_a_fault_in_a_forward_that_may_end_early_is_told_and_leaves_no_hook():
     assert next(received(model, PROMPTS[:1])).layers == [1, 2, 3]
 
 
-def test_a_forward_that_may_end_early_with_nothing_to_record_is_refused():
+def test_a_forward_that_may_end_early_and_would_record_nothing_is_refused():
     model = tiny("llama")
+    tokens = torch.tensor([PROMPTS[0].token_ids])
     with capturing(model.model, layers=[]) as recorder, pytest.raises(BadStudy, match="no layer is recorded"):
+        recorder.run(input_ids=tokens, use_cache=False)
+    with capturing(model.model, layers=[1]) as recorder:
+        pass
+    with pytest.raises(BadStudy, match=r"block has been left.*call run\(\) inside it"):
+        recorder.run(input_ids=tokens, use_cache=False)
+
+
+def test_who_keeps_the_sums_does_not_keep_the_model():
+    model = tiny("llama").model
+    with torch.inference_mode(), capturing(model, layers=[1]) as recorder:
         recorder.run(input_ids=torch.tensor([PROMPTS[0].token_ids]), use_cache=False)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert recorder.sums[1].received.shape[-1] == len(PROMPTS[0])
+
+
+class Twice(torch.nn.ModuleList):
+    """A looped model's layers."""
+
+    def __getitem__(self, index):
+        return [*self, *self] if isinstance(index, slice) else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("layers", [[1], None])
+def test_a_model_that_runs_a_layer_twice_is_refused(layers):
+    model = tiny("llama")
+    model.model.layers = Twice(model.model.layers)
+    with pytest.raises(UnsupportedArchitecture, match="layer 1 ran more than once in a forward"):
+        next(received(model, PROMPTS[:1], layers=layers))
+
+
+@pytest.mark.parametrize("layers", [[1], [2, 1], None])
+def test_layers_that_share_a_module_are_told_apart_also_after_a_forward_that_ended_early(layers):
+    model = wrapped(build("hrm_text").model, "hrm_text")
+    assert len({id(module) for module in attention_modules(model.model).values()}) < len(attention_modules(model.model))
+    alone = [next(received(model, [prompt], layers=layers)) for prompt in PROMPTS]
+    for one, other in zip(alone, received(model, PROMPTS, layers=layers), strict=True):
+        np.testing.assert_array_equal(one.received, other.received)
+    parts = next(received(model, PROMPTS[:1], layers=layers, part=11))
+    np.testing.assert_allclose(parts.received, alone[0].received, rtol=0, atol=2e-5)
 
 
 def test_arm_is_in_a_forward_that_ends_early_and_knows_that_it_has_ended():

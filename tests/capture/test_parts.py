@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel
 
 from mless.capture import received
 from mless.errors import BadStudy, UnsupportedArchitecture
+from models.walking import build
 from tiny import FAMILIES, prompt_of, tiny, wrapped
 
 LONG = prompt_of(("system", 12), ("filler", 30), ("question", 48))
@@ -70,6 +71,26 @@ def test_a_model_that_keeps_more_than_keys_is_refused() -> None:
     with pytest.raises(
         UnsupportedArchitecture, match=r"keeps more than keys and values between the parts.*part=90 or more"
     ):
+        next(received(model, [LONG], part=40))
+
+
+def test_a_model_whose_state_is_no_cache_is_refused() -> None:
+    model = wrapped(build("recurrent_gemma").model, "recurrent_gemma")
+    assert next(received(model, [LONG])).layers == [3]
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"keeps more than keys and values.*size of tensor.*part=90 or more"
+    ):
+        next(received(model, [LONG], part=40))
+
+
+def test_memory_that_does_not_suffice_is_not_taken_for_another_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model.model.layers[1].mlp, "forward", full)
+    with pytest.raises(RuntimeError, match="out of memory"):
         next(received(model, [LONG], part=40))
 
 

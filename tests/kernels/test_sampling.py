@@ -45,6 +45,8 @@ def logits_of(size: int, kind: str) -> Tensor:
         logits[1, ::2] = 0.0
     if kind == "hidden":
         logits[:, 1::3] = -torch.inf
+    if kind == "low equals":  # the cuts fall on scores below 0
+        logits = (logits * 2).round() / 4 - 20
     if kind == "nearly all hidden":
         logits[:, 4:] = -torch.inf
     return logits
@@ -60,6 +62,7 @@ def draws_of(size: int) -> Tensor:
     return draws
 
 
+NOTHING = {"all hidden": -torch.inf, "no numbers": torch.nan}
 SHORT = [torch.float16, torch.bfloat16]
 CASES = [(1, "floats"), (300, "floats"), (300, "equals"), (300, "hidden"), (300, "nearly all hidden")]
 
@@ -85,7 +88,12 @@ def main(path: str) -> None:
     found["alone"] = tokens(logits[2:], draws[2:], "both")
     for dtype in SHORT:
         for name in ("both", "half of the 7 highest"):
-            found[f"{dtype}, {name}"] = tokens(logits_of(300, "floats").to(dtype), draws, name)
+            for kind in ("floats", "low equals"):
+                found[f"{dtype}, {kind}, {name}"] = tokens(logits_of(300, kind).to(dtype), draws, name)
+    # What a memory held before must not become a token.
+    torch.empty = lambda *size, dtype=None, device=None: torch.full(size, 1234567, dtype=dtype, device=device)
+    for name, value in NOTHING.items():
+        found[name] = tokens(torch.full((ROWS, 300), value), draws, "the 5 highest")
     for size, top_p, _ in EQUALS:
         found[f"{size} equals, {top_p}"] = sampling_triton.drawn(
             torch.zeros(1, size), torch.zeros(1, 1).double(), 1.0, 0, top_p
@@ -111,9 +119,16 @@ def test_rows_that_lie_apart_and_a_row_alone(answers):
 
 
 @pytest.mark.parametrize("name", ["both", "half of the 7 highest"])
+@pytest.mark.parametrize("kind", ["floats", "low equals"])
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
-def test_16_bits(answers, dtype, name):
-    assert torch.equal(answers[f"{dtype}, {name}"], by_torch(logits_of(300, "floats").to(dtype), draws_of(300), name))
+def test_16_bits(answers, dtype, kind, name):
+    expected = by_torch(logits_of(300, kind).to(dtype), draws_of(300), name)
+    assert torch.equal(answers[f"{dtype}, {kind}, {name}"], expected)
+
+
+@pytest.mark.parametrize("name", list(NOTHING))
+def test_where_nothing_can_be_drawn_it_is_a_token_still(answers, name):
+    assert ((answers[name] >= 0) & (answers[name] < 300)).all()
 
 
 @pytest.mark.parametrize(("size", "top_p", "left"), EQUALS)

@@ -6,6 +6,7 @@ not know (soft caps, sinks, biases) is computed here.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,9 +60,6 @@ class Attention:
 class Recorder:
     """What the attention calls of the forwards inside a `capturing` block left behind, layer by layer."""
 
-    model: nn.Module
-    #: The attention modules of all its layers.
-    modules: Mapping[int, nn.Module]
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
@@ -75,30 +73,37 @@ class Recorder:
     _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
     _totals: dict[int, Float[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
     _parts: dict[int, _Parts] | None = None
-    #: Layers that a forward which may end early still has to come to.
-    _awaited: set[int] = field(default_factory=set[int])
+    #: The model and the last recorded layer's attention, as long as the block lasts.
+    _runs: tuple[nn.Module, nn.Module] | None = field(default=None, repr=False)
+    #: Layers that such a forward as `run`'s still has to come to.
+    _awaited: set[int] | None = None
 
     def run(self, **inputs: Any) -> None:
         """A forward of the model as far as it is needed: it ends with the attention of the last layer that is recorded.
 
-        What would follow (that layer's MLP, later layers, the head) changes none of the sums. There is no output.
+        What would follow (that layer's MLP, later layers, the head) changes none of the sums. There is no output. A model's first forward
+        goes on to its end: one that runs a layer more than once would not be noticed else.
         """
         if not self.layers:
             raise BadStudy("no layer is recorded, so there is nothing to run for; name some in capturing(…, layers=…)")
-        self._awaited = set(self.layers)
+        if self._runs is None:
+            raise BadStudy("the capturing block has been left, so nothing would be recorded; call run() inside it")
+        model, last = self._runs
+        self._awaited = awaited = set(self.layers)
 
         def end(*_: Any) -> None:
-            if not self._awaited:
+            if not awaited and model in _SEEN_WHOLE:
                 raise _Enough
 
-        # After the module, not after its attention: a layer that attended twice would be noticed still.
-        last = self.modules[max(self.layers)].register_forward_hook(end)
+        hook = last.register_forward_hook(end)
         try:
-            self.model(**inputs)
+            model(**inputs)
+            _SEEN_WHOLE.add(model)
         except _Enough:
             pass
         finally:
-            last.remove()
+            hook.remove()
+            self._awaited = None
 
     def expect(
         self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"], *, in_parts: bool = False
@@ -213,6 +218,10 @@ class Recorder:
         layer, q, k = call.layer, call.query, call.key
         before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
         call.refuse_other_keys(before + q.shape[2])
+        if self._awaited is not None and layer not in self._awaited:
+            raise UnsupportedArchitecture(
+                f"layer {layer} ran more than once in a forward, so what its tokens receive cannot be told; see docs/adding-a-model.md"
+            )
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         if self.heads is not None:
@@ -221,7 +230,8 @@ class Recorder:
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
         self.computed_by[layer] = by
-        self._awaited.discard(layer)
+        if self._awaited is not None:
+            self._awaited.discard(layer)
         # One number that is not finite makes its head's total so; and nobody may have looked since the part before.
         total = sums.apart.sum((0, 1, 3)) + sums.mass.sum((0, 2))
         self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
@@ -253,7 +263,11 @@ class Recorder:
 
 
 class _Enough(Exception):
-    """Ends a forward. An ordinary exception: hooks that are promised to run whatever happens run for no other kind."""
+    """Ends a forward. No BaseException: torch runs hooks with `always_call` for an Exception only, and ARM has one."""
+
+
+#: Models that have run to their end inside a block, each of their layers once.
+_SEEN_WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Parts:
@@ -331,7 +345,7 @@ def capturing(
     layers = attention_layers(model, [layers] if isinstance(layers, int) else layers)
     asked = [heads] if isinstance(heads, int) else heads
     chosen = list(dict.fromkeys(asked)) if asked is not None else None
-    recorder = Recorder(model, attention_modules(model), frozenset(layers), chosen, kernel)
+    recorder = Recorder(frozenset(layers), chosen, kernel)
 
     def attend(call: Call) -> Tensor:
         recorded = call.layer in recorder.layers and not call.again
@@ -352,9 +366,15 @@ def capturing(
             recorder.witness(call, out)
         return out
 
-    with attending(model, attend):
-        yield recorder
-        recorder.finish()
+    last = attention_modules(model).get(max(layers, default=0))
+    recorder._runs = (model, last) if last is not None else None  # pyright: ignore[reportPrivateUsage]
+    try:
+        with attending(model, attend):
+            yield recorder
+            recorder.finish()
+    finally:
+        # Who keeps the sums shall not keep the model.
+        recorder._runs = None  # pyright: ignore[reportPrivateUsage]
 
 
 def _forward_with_lse(
@@ -459,10 +479,11 @@ def received(
 ) -> Iterator[Attention]:
     """Received attention of each prompt, in order. Layers and heads are numbered from 1: one, several, or a text as the command takes it.
 
-    The forward ends with the attention of the last layer asked for; `mless.load(…, layers=…)` saves the memory of later ones, too. Batches are
-    padded on the right; `batch_size` 1, the default, makes a prompt's numbers independent of every other prompt. Prompts of more than `part`
-    tokens run alone and so many tokens at a time, with a cache, so that memory for activations stays bounded (by default 16,384 at a time
-    from 131,072 on); their sums are added part by part and may differ from the whole's in the last digits.
+    The forward ends with the attention of the last layer asked for (but for a model's first one, which shows that no layer runs twice);
+    `mless.load(…, layers=…)` saves the memory of later ones, too. Batches are padded on the right; `batch_size` 1, the default, makes a
+    prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone and so many tokens at a time, with a
+    cache, so that memory for activations stays bounded (by default 16,384 at a time from 131,072 on); their sums are added part by part and
+    may differ from the whole's in the last digits.
     """
     if isinstance(prompts, Prompt):
         raise BadPrompt("received takes several prompts, got one; put it in a list")
@@ -542,12 +563,10 @@ def _run_in_parts(model: LoadedModel, recorder: Recorder, ids: Int[Tensor, "1 to
         tokens = ids[:, first : first + part].to(model.device)
         try:
             recorder.run(input_ids=tokens, past_key_values=cache, use_cache=True)
-        except (
-            IndexError,
-            ValueError,
-            AttributeError,
-            TypeError,
-        ) as fault:  # of a cache that is asked for what only others have
+        except (IndexError, ValueError, AttributeError, TypeError, RuntimeError) as fault:
+            # Of a cache that is asked for what only others have; anything else that goes wrong at run time (memory, a kernel) is told as it is.
+            if isinstance(fault, RuntimeError) and "size of tensor" not in str(fault):
+                raise
             raise UnsupportedArchitecture(
                 f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({str(fault).splitlines()[0]}), which a plain cache "
                 f"does not hold; give part={ids.shape[1]} or more to run it whole, or shorten it"

@@ -209,7 +209,7 @@ def attending(
 
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
-    # A module that serves several layers (Zamba 2) is called by them in order.
+    # A module that serves several layers (HRM-Text) is called by them in order.
     numbers: dict[int, list[int]] = {}
     for layer, module in attention_modules(model).items():
         numbers.setdefault(id(module), []).append(layer)
@@ -259,8 +259,18 @@ def attending(
     def mask(**arguments: Any) -> LazyMask:
         return LazyMask(arguments)
 
-    with own_attention(model, attention, mask):
-        yield
+    def begin(*_: Any) -> None:
+        # The forward before may have ended anywhere.
+        for turns in numbers.values():
+            turns.sort()
+        before.clear()
+
+    begins = model.register_forward_pre_hook(begin)
+    try:
+        with own_attention(model, attention, mask):
+            yield
+    finally:
+        begins.remove()
 
 
 def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:

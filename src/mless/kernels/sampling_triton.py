@@ -2,8 +2,8 @@
 
 transformers' warpers sort the whole vocabulary for every row; here a row's program finds where the cuts lie, two bits of the score a
 time, and never sorts. Which tokens stay is theirs: all that are as high as the k-th, and of those the likeliest, of equals at the cut the
-later ones. Where few are to stay, many programs look for a part of the vocabulary each what could be among them, and the row's program
-looks at that only. Nothing is shared between rows, so a row's token does not depend on the others.
+later ones. Where few are to stay, a part of the vocabulary each is first looked through by many programs for what could be among them, and
+the row's program looks at what they name only. Nothing is shared between rows, so a row's token does not depend on the others.
 """
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
@@ -48,7 +48,7 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
     named = 2 * triton.next_power_of_2(max(1, top_k))
     in_parts = top_k > 0 and named <= _NAMED and parts * named < size // 2
     with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
-        values, places, counts = logits, out, out
+        values, places, counts = logits, out, out  # not read, unless there are parts
         if in_parts:
             values = torch.empty(rows, parts * named, dtype=logits.dtype, device=logits.device)
             places = torch.empty(rows, parts * named, dtype=torch.int32, device=logits.device)
@@ -102,7 +102,8 @@ def _named_kernel(
 ):  # fmt: skip
     """Of a part of a row's vocabulary the scores that reach its own k-th highest, in order, and where they stand.
 
-    What is among the k highest of all is among them. Minus infinity fills the place; `counts` says where there was not enough of it.
+    What is among the k highest of all is among them. There is room for NAMED of them, of which the rest is filled with minus infinity;
+    `counts` says where there was too little room.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -125,6 +126,8 @@ def _named_kernel(
     tl.store(places + slot + place, at, mask=kept)
     lane = tl.arange(0, NAMED)
     tl.store(values + slot + lane, tl.full((NAMED,), float("-inf"), tl.float32), mask=lane >= count)
+    # Where nothing weighs anything (all hidden, or no numbers) one of these is taken after all, and must be a token.
+    tl.store(places + slot + lane, tl.zeros((NAMED,), tl.int32), mask=lane >= count)
     tl.store(counts + row * tl.num_programs(1) + part, count)
 
 
