@@ -4,8 +4,8 @@ On a CPU the scores are what costs: a second pass over them takes a sixth of a f
 it lies in the cache, a block of queries at a time with the keys that they see: one matmul makes the scores, 2^x the weights, a second
 matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
 
-A bf16 model's matrices are multiplied by the processor's units for that, where it has them. Scores lose nothing by it; weights are rounded
-to bf16 before they meet the values, as by SDPA.
+A bf16 model's matrices are multiplied by the processor's units for that, where it has them and heads are large enough for it to be the
+quicker way. Scores lose nothing by it; weights are rounded to bf16 before they meet the values, as by SDPA.
 
 Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
 in any batch that is padded on the right.
@@ -32,6 +32,8 @@ from mless.kernels.signature import Intervals, Sums, mass_of
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
 #: where blocks are smaller, which else would lie beyond the diagonal for the most part.
 _ROWS, _EARLY = 384, 512
+#: From which head size on, and in blocks that are not small, bf16 products are the quicker ones for all that has to be done besides.
+_SHORT = 128
 #: Where keys that no query of a block sees are left out: at multiples of that.
 _ALIGNED = 16
 #: Late blocks are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
@@ -74,9 +76,8 @@ def attended(
     out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
     own = torch.empty(batch, heads, tokens, **_KIND)
-    short = {one.dtype for one in (q, k, v)} == {torch.bfloat16} and short_serve()
-    # What is kept from call to call is used in inference mode only.
-    with torch.inference_mode(), products(short=short):
+    short = {one.dtype for one in (q, k, v)} == {torch.bfloat16} and q.shape[-1] >= _SHORT and short_serve()
+    with torch.inference_mode():  # what is kept from call to call is used in that mode only
         for b in range(batch):
             row = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b], short=short)
             sums[b], own[b] = row.computed()
@@ -139,8 +140,9 @@ class _Prompt:
         sums = torch.zeros(shape, **_KIND)
         early = [block for block in self.blocks if block[0] < _EARLY]
         late = self.blocks[len(early) :]
-        for block in early:  # they are small: all heads together
-            self._add(slice(0, self.kv_heads), block, sums)
+        with products(short=False):
+            for block in early:  # they are small: all heads together
+                self._add(slice(0, self.kv_heads), block, sums, short=False)
         if late:
             dealt = torch.zeros(_DEALT, *shape, **_KIND)
 
@@ -148,17 +150,22 @@ class _Prompt:
                 first, head = task
                 with torch.inference_mode():  # it holds for one thread, and workers are others
                     for block in late[first::_DEALT]:
-                        self._add(slice(head, head + 1), block, dealt[first])
+                        self._add(slice(head, head + 1), block, dealt[first], short=self.factor is not None)
 
             workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
             pool = _pool(workers) if workers > 1 else None
-            for _ in (pool.map if pool else map)(some, [(first, head) for first in range(_DEALT) for head in heads]):
-                pass
+            with products(short=self.factor is not None):
+                for _ in (pool.map if pool else map)(
+                    some, [(first, head) for first in range(_DEALT) for head in heads]
+                ):
+                    pass
             for part in dealt:
                 sums += part
         return sums
 
-    def _add(self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"]) -> None:
+    def _add(
+        self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"], *, short: bool
+    ) -> None:
         """One block of queries of some key heads' heads, with all keys from the first that one of them sees up to its own last one."""
         first, rows = block
         end, at, real = first + rows, slice(first, first + rows), slice(first, min(first + rows, self.tokens))
@@ -192,7 +199,7 @@ class _Prompt:
         out = torch.bmm(weights, values, out=_memory("out", *weights.shape[:2], values.shape[-1])).view(*lanes, -1)
         out.addcmul_(own[..., None], values[:, None, mine]).div_(total[..., None])
         self.out[heads, :, real] = out[:, :, : real.stop - first]
-        if self.factor is None:
+        if not short:
             sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
             added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
             sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
