@@ -281,12 +281,19 @@ class Twice(torch.nn.ModuleList):
         return [*self, *self] if isinstance(index, slice) else super().__getitem__(index)
 
 
-@pytest.mark.parametrize("layers", [[1], None])
-def test_a_model_that_runs_a_layer_twice_is_refused(layers):
+@pytest.mark.parametrize("layers", [[1], [2], None])
+def test_a_model_that_runs_a_layer_twice_is_refused_whichever_is_recorded(layers):
     model = tiny("llama")
     model.model.layers = Twice(model.model.layers)
     with pytest.raises(UnsupportedArchitecture, match="layer 1 ran more than once in a forward"):
         next(received(model, PROMPTS[:1], layers=layers))
+
+
+def test_a_forward_whose_attention_another_block_takes_is_refused():
+    model, tokens = tiny("llama").model, torch.tensor([PROMPTS[0].token_ids])
+    refused = pytest.raises(UnsupportedArchitecture, match=r"layer 1's attention.*another capturing block lies inside")
+    with torch.inference_mode(), capturing(model, layers=[1]) as outer, capturing(model, layers=[1]), refused:
+        outer.run(input_ids=tokens, use_cache=False)
 
 
 @pytest.mark.parametrize("layers", [[1], [2, 1], None])

@@ -83,8 +83,13 @@ def test_only_what_a_missing_state_looks_like_is_taken_for_it(
     """RecurrentGemma fails as the first does: its state is no cache."""
     model = tiny("llama")
 
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError(said)
+    forward, ran = model.model.layers[1].mlp.forward, []
+
+    def broken(x: Any) -> Any:
+        ran.append(x.shape[1])
+        if len(ran) > 1 or not refused:
+            raise RuntimeError(said)
+        return forward(x)
 
     monkeypatch.setattr(model.model.layers[1].mlp, "forward", broken)
     with pytest.raises(

@@ -1,6 +1,6 @@
 """A scoped instrument around a loaded model: what every attention head's tokens receive, without a T × T matrix.
 
-On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can; and what SDPA does
+On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can, in fp32; and what SDPA does
 not know (soft caps, sinks, biases) is computed here.
 """
 
@@ -75,8 +75,8 @@ class Recorder:
     _parts: dict[int, _Parts] | None = None
     #: The model and the last recorded layer's attention, as long as the block lasts.
     _runs: tuple[nn.Module, nn.Module] | None = field(default=None, repr=False)
-    #: Layers that such a forward as `run`'s still has to come to.
-    _awaited: set[int] | None = None
+    #: Layers that such a forward as `run`'s has come to, recorded or not.
+    _passed: set[int] | None = None
 
     def run(self, **inputs: Any) -> None:
         """A forward of the model as far as it is needed: it ends with the attention of the last layer that is recorded.
@@ -89,21 +89,35 @@ class Recorder:
         if self._runs is None:
             raise BadStudy("the capturing block has been left, so nothing would be recorded; call run() inside it")
         model, last = self._runs
-        self._awaited = awaited = set(self.layers)
+        self._passed = passed = set[int]()
 
         def end(*_: Any) -> None:
-            if not awaited and model in _SEEN_WHOLE:
+            if model in _SEEN_WHOLE and self.layers <= passed:
                 raise _Enough
 
         hook = last.register_forward_hook(end)
         try:
             model(**inputs)
+            if missing := sorted(self.layers - passed):
+                raise UnsupportedArchitecture(
+                    f"{type(model).__name__} did not compute layer {missing[0]}'s attention through transformers' attention registry, so it cannot be "
+                    "measured (or another capturing block lies inside this one); see docs/adding-a-model.md"
+                )
             _SEEN_WHOLE.add(model)
         except _Enough:
             pass
         finally:
             hook.remove()
-            self._awaited = None
+            self._passed = None
+
+    def passes(self, layer: int) -> None:
+        """A layer attends. In a forward of `run`'s it may do so once."""
+        if self._passed is not None and layer in self._passed:
+            raise UnsupportedArchitecture(
+                f"layer {layer} ran more than once in a forward, so what its tokens receive cannot be told; see docs/adding-a-model.md"
+            )
+        if self._passed is not None:
+            self._passed.add(layer)
 
     def expect(
         self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"], *, in_parts: bool = False
@@ -218,10 +232,6 @@ class Recorder:
         layer, q, k = call.layer, call.query, call.key
         before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
         call.refuse_other_keys(before + q.shape[2])
-        if self._awaited is not None and layer not in self._awaited:
-            raise UnsupportedArchitecture(
-                f"layer {layer} ran more than once in a forward, so what its tokens receive cannot be told; see docs/adding-a-model.md"
-            )
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         if self.heads is not None:
@@ -230,8 +240,6 @@ class Recorder:
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
         self.computed_by[layer] = by
-        if self._awaited is not None:
-            self._awaited.discard(layer)
         # One number that is not finite makes its head's total so; and nobody may have looked since the part before.
         total = sums.apart.sum((0, 1, 3)) + sums.mass.sum((0, 2))
         self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
@@ -348,6 +356,8 @@ def capturing(
     recorder = Recorder(frozenset(layers), chosen, kernel)
 
     def attend(call: Call) -> Tensor:
+        if not call.again:
+            recorder.passes(call.layer)
         recorded = call.layer in recorder.layers and not call.again
         plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
         out = recorder.jointly(call, recorded=recorded) if plain else None
@@ -532,12 +542,6 @@ def received(
                     padding = None if bool(real.all()) else real.to(model.device).long()
                     recorder.run(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
             recorder.finish()
-            missing = sorted(set(asked) - set(recorder.sums))
-            if missing:
-                raise UnsupportedArchitecture(
-                    f"{model.family!r} did not compute layer {missing[0]}'s attention through transformers' attention registry, so "
-                    "it cannot be measured; see docs/adding-a-model.md"
-                )
             yield from (_of_row(recorder, row, prompt, asked, which) for row, prompt in enumerate(batch))
 
 

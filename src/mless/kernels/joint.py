@@ -4,9 +4,6 @@ On a CPU the scores are what costs: a second pass over them takes a sixth of a f
 it lies in the cache, a block of queries at a time with the keys that they see: one matmul makes the scores, 2^x the weights, a second
 matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
 
-A bf16 model's matrices are multiplied by the processor's units for that, where it has them and heads are large enough for it to be the
-quicker way. Scores lose nothing by it; weights are rounded to bf16 before they meet the values, as by SDPA.
-
 Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
 in any batch that is padded on the right.
 """
@@ -26,14 +23,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless.kernels.products import products, short_serve
 from mless.kernels.signature import Intervals, Sums, mass_of
 
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
 #: where blocks are smaller, which else would lie beyond the diagonal for the most part.
 _ROWS, _EARLY = 384, 512
-#: From which head size on, and in blocks that are not small, bf16 products are the quicker ones for all that has to be done besides.
-_SHORT = 128
 #: Where keys that no query of a block sees are left out: at multiples of that.
 _ALIGNED = 16
 #: Late blocks are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
@@ -76,11 +70,9 @@ def attended(
     out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
     own = torch.empty(batch, heads, tokens, **_KIND)
-    short = {one.dtype for one in (q, k, v)} == {torch.bfloat16} and q.shape[-1] >= _SHORT and short_serve()
     with torch.inference_mode():  # what is kept from call to call is used in that mode only
         for b in range(batch):
-            row = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b], short=short)
-            sums[b], own[b] = row.computed()
+            sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b]).computed()
     n_sets = sets.shape[1]
     counts = visible.asked(sets).counts
     mass = mass_of(sums[:, -1] + own, spans, n_spans, apart[:, -1])
@@ -99,8 +91,6 @@ class _Prompt:
         starts: Int[np.ndarray, " tokens"],
         sets: Bool[Tensor, "sets tokens"],
         out: Float[Tensor, "tokens heads value_dim"],
-        *,
-        short: bool,
     ) -> None:
         self.kv_heads, self.tokens, dim = k.shape
         self.groups = q.shape[0] // self.kv_heads
@@ -113,10 +103,7 @@ class _Prompt:
         for ours, given in ((self.keys, k), (self.values, v)):
             ours[:, : self.tokens] = given
             ours[:, self.tokens :] = 0.0
-        #: What makes scores of the products: with the keys beforehand, unless those would no longer be bf16 numbers then.
-        self.factor = scale * _LOG2E if short else None
-        if self.factor is None:
-            self.keys.mul_(scale * _LOG2E)
+        self.keys.mul_(scale * _LOG2E)
         self.members = torch.zeros(sets.shape[0], end, **_KIND)
         self.members[:, : self.tokens] = sets
         # Of each query: 2^score of itself, and of everything that it sees.
@@ -140,9 +127,8 @@ class _Prompt:
         sums = torch.zeros(shape, **_KIND)
         early = [block for block in self.blocks if block[0] < _EARLY]
         late = self.blocks[len(early) :]
-        with products(short=False):
-            for block in early:  # they are small: all heads together
-                self._add(slice(0, self.kv_heads), block, sums, short=False)
+        for block in early:  # they are small: all heads together
+            self._add(slice(0, self.kv_heads), block, sums)
         if late:
             dealt = torch.zeros(_DEALT, *shape, **_KIND)
 
@@ -150,22 +136,17 @@ class _Prompt:
                 first, head = task
                 with torch.inference_mode():  # it holds for one thread, and workers are others
                     for block in late[first::_DEALT]:
-                        self._add(slice(head, head + 1), block, dealt[first], short=self.factor is not None)
+                        self._add(slice(head, head + 1), block, dealt[first])
 
             workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
             pool = _pool(workers) if workers > 1 else None
-            with products(short=self.factor is not None):
-                for _ in (pool.map if pool else map)(
-                    some, [(first, head) for first in range(_DEALT) for head in heads]
-                ):
-                    pass
+            for _ in (pool.map if pool else map)(some, [(first, head) for first in range(_DEALT) for head in heads]):
+                pass
             for part in dealt:
                 sums += part
         return sums
 
-    def _add(
-        self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"], *, short: bool
-    ) -> None:
+    def _add(self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"]) -> None:
         """One block of queries of some key heads' heads, with all keys from the first that one of them sees up to its own last one."""
         first, rows = block
         end, at, real = first + rows, slice(first, first + rows), slice(first, min(first + rows, self.tokens))
@@ -178,11 +159,7 @@ class _Prompt:
             queries.zero_()
         queries[:, :, : real.stop - first] = self.queries[heads, :, real]
         p = _memory("scores", *lanes, end - begin)
-        weights = p.flatten(1, 2)
-        if self.factor is None:
-            torch.bmm(queries.flatten(1, 2), keys.mT, out=weights)
-        else:
-            torch.baddbmm(weights, queries.flatten(1, 2), keys.mT, beta=0, alpha=self.factor, out=weights)
+        weights = torch.bmm(queries.flatten(1, 2), keys.mT, out=p.flatten(1, 2))
         # A token's own score is for itself, and those of what comes later are for nobody.
         corner = p[..., mine]
         own = corner.diagonal(dim1=-2, dim2=-1).clone()
@@ -199,16 +176,9 @@ class _Prompt:
         out = torch.bmm(weights, values, out=_memory("out", *weights.shape[:2], values.shape[-1])).view(*lanes, -1)
         out.addcmul_(own[..., None], values[:, None, mine]).div_(total[..., None])
         self.out[heads, :, real] = out[:, :, : real.stop - first]
-        if not short:
-            sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
-            added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
-            sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
-        else:
-            # No product: of two fp32 numbers it would be one of bf16 numbers now.
-            p.div_(total[..., None])
-            for which, members in enumerate(self.members[:, at].bool()):
-                some = p if members.all() else p[:, :, members]
-                sums[heads, :, which, seen] += some.sum(-2)
+        sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
+        added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
+        sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
 
     def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows keys"] | None:
         """Of the keys from `begin` on, those that a window, a chunk or a document hides from these queries; None where it hides none."""

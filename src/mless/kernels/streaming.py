@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless.kernels.products import products
 from mless.kernels.signature import Intervals, Sums, Visible, mass_of
 
 #: Most score elements held at once (batch × heads × rows × keys), 64 MB in fp32.
@@ -51,8 +50,7 @@ def received(
     bias = bias.expand(batch, -1, -1, -1) if bias is not None else None
     if not isinstance(visible, Intervals) or q.device.type != "cpu":
         counts = visible.asked(sets).counts if isinstance(visible, Intervals) else None
-        with products(short=False):
-            return _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts).summed(spans, n_spans)
+        return _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts).summed(spans, n_spans)
     counts = visible.asked(sets).counts
     # One row after the other, each up to its own last query: what is computed, and so every bit, is the same alone and in any batch.
     offset = n_keys - q.shape[2]
@@ -69,8 +67,7 @@ def received(
             lse[row, :, queries] if lse is not None else None,
             counts[row, :, keys],
         )  # fmt: skip
-        with products(short=False):
-            part = work.summed(spans[row, keys], n_spans)
+        part = work.summed(spans[row, keys], n_spans)
         sums.append(torch.nn.functional.pad(part.received, (0, n_keys - offset - length)))
         mass.append(part.mass)
     return Sums(torch.cat(sums), counts, torch.cat(mass))
