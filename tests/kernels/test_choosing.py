@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from mless.errors import BadStudy
 from mless.kernels import Intervals, choosing, implementation, received, streaming
 
 needs_triton = pytest.mark.skipif(
@@ -125,3 +127,27 @@ def test_what_triton_cannot_do_is_streamed_on_a_gpu_too(gpu):
     assert implementation(*heads(device="cuda", queries=0), mask(), SETS[..., :0]) == "streaming"
     gpu.setattr(choosing, "_HAS_TRITON", False)
     assert implementation(q, k, mask(), SETS) == "streaming"
+
+
+def test_where_torch_rounds_what_it_multiplies_nothing_is_measured() -> None:
+    """Found out rather than looked up: on a processor without units for it the setting does nothing."""
+    q, k = (torch.randn(1, n, 40, 64, generator=torch.Generator().manual_seed(n)) for n in (4, 2))
+    visible = Intervals(torch.zeros(1, 40, dtype=torch.int32), 40, whole=True)
+    sets, spans = torch.ones(1, 1, 40, dtype=torch.bool), torch.zeros(1, 40, dtype=torch.long)
+    asked: dict[str, Any] = {"scale": 0.125, "visible": visible, "sets": sets, "spans": spans, "n_spans": 1}
+    exact = received(q, k, **asked).received
+    before = torch.get_float32_matmul_precision()
+    choosing._rounds.cache_clear()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        wide = torch.full((64, 64), 1 + 2**-12)
+        if float((wide @ wide)[0, 0]) == 64.0:
+            for call in (lambda: received(q, k, **asked), lambda: choosing.attended(q, k, k, **asked)):
+                with pytest.raises(BadStudy, match=r"multiplies fp32 matrices in bf16 on cpu.*'highest'"):
+                    call()
+        else:
+            assert torch.equal(received(q, k, **asked).received, exact)
+        torch.set_float32_matmul_precision("highest")
+        assert torch.equal(received(q, k, **asked).received, exact)
+    finally:
+        torch.set_float32_matmul_precision(before)

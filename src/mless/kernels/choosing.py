@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mless.errors import BadStudy
 from mless.kernels import joint, streaming
 from mless.kernels.signature import Intervals, Sums, Visible
 
@@ -43,6 +45,24 @@ def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plai
     return "triton"
 
 
+def _refuse_rounded_products(device: torch.device) -> None:
+    """torch may have been told to round fp32 numbers before it multiplies them, and the switch is the process's: it is not ours to turn."""
+    kind = "cuda" if device.type == "cuda" else "mkldnn"
+    told = getattr(getattr(getattr(torch.backends, kind), "matmul", None), "fp32_precision", "none")
+    if told not in ("none", "ieee") and _rounds(device, told):
+        raise BadStudy(
+            f"torch multiplies fp32 matrices in {told} on {device.type} here, which would move received attention by up to a thousandth; "
+            "measure with torch.set_float32_matmul_precision('highest')"
+        )
+
+
+@functools.cache
+def _rounds(device: torch.device, told: str) -> bool:
+    """Whether the setting of that name does anything on this device; on many it does not."""
+    ones = torch.full((64, 64), 1 + 2**-12, dtype=torch.float32, device=device)
+    return float((ones @ ones)[0, 0]) < 64 * (1 + 2**-12)
+
+
 @torch.no_grad()  # sums are measured, not trained: a graph would keep every layer's queries alive
 def received(
     q: Float[Tensor, "batch heads queries dim"],
@@ -67,6 +87,7 @@ def received(
     score: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "bias": bias}
     chosen = implementation(q, k, visible, sets, plain=softcap is None and bias is None)
     if chosen == "streaming":
+        _refuse_rounded_products(q.device)
         return streaming.received(
             q, k, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans, lse=lse, **score
         )  # fmt: skip
@@ -92,4 +113,5 @@ def attended(
     """Attention and its `received` at once, where that is quicker than one after the other; else None."""
     if not isinstance(visible, Intervals) or not joint.serves(q, k, v, visible):
         return None
+    _refuse_rounded_products(q.device)
     return joint.attended(q, k, v, scale=scale, visible=visible, sets=sets, spans=spans, n_spans=n_spans)
