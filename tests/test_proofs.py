@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mless.capture import affine
+from mless.capture import affine, forwards
 from mless.capture import attention as capture
 from mless.errors import BadAttention, ProofFailed
 from mless.kernels import streaming
@@ -46,7 +46,7 @@ def test_a_wrong_kernel_is_found_out():
 def test_a_mask_that_loses_a_window_is_found_out(monkeypatch):
     """Eager sees the mask as given; a model whose attention ignores it would disagree with its own forward."""
     model = tiny("mistral")
-    monkeypatch.setattr(capture, "_sdpa_forward", lambda call: capture.sdpa_attention_forward(
+    monkeypatch.setattr(capture, "sdpa_forward", lambda call: forwards.sdpa_attention_forward(
         call.module, call.query, call.key, call.value, None, scaling=call.score["scale"], is_causal=True)[0])  # fmt: skip
     with pytest.raises(ProofFailed, match=r"layer 1: its attention output differs from eager's"):
         prove(model, PROMPT, [1], kernel=streaming.received)
@@ -61,7 +61,7 @@ def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, road
     model = mless.load("smollm2", layers=6, dtype=dtype)
     (prompt,) = mless.prompts(model, mless.items(limit=1), "mless")
     jointly = capture.Recorder.jointly
-    sdpa, with_lse = capture._sdpa_forward, capture._forward_with_lse
+    sdpa, with_lse = capture.sdpa_forward, capture.forward_with_lse
 
     def lazy(self, call, *, recorded):
         return jointly(self, call, recorded=recorded) * (call.layer != 6) if road == "jointly" else None
@@ -71,8 +71,8 @@ def test_an_attention_output_left_out_in_the_last_layer_is_found_out(dtype, road
         return found and (found[0] * (call.layer != 6), found[1])
 
     monkeypatch.setattr(capture.Recorder, "jointly", lazy)
-    monkeypatch.setattr(capture, "_sdpa_forward", lambda call: sdpa(call) * (call.layer != 6))
-    monkeypatch.setattr(capture, "_forward_with_lse", lazy_with_lse)
+    monkeypatch.setattr(capture, "sdpa_forward", lambda call: sdpa(call) * (call.layer != 6))
+    monkeypatch.setattr(capture, "forward_with_lse", lazy_with_lse)
     with pytest.raises(ProofFailed, match="layer 6: its attention output differs"):
         prove(model, prompt, [6])
 

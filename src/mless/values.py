@@ -347,9 +347,7 @@ def numbers_of(given: object, highest: int, what: str, whose: str = "this model'
 
 def _refuse_beyond(number: int, highest: int, what: str, whose: str) -> None:
     if not 1 <= number <= highest:
-        more = number > highest and whose == "the loaded"
-        way = f"; if the model has more, load them: mless.load(…, layers={number})" if more else ""
-        raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1){way}")
+        raise BadStudy(f"no {what} {number}: {whose} {what}s are 1 to {highest} (numbered from 1)")
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mless import kernels
-from mless.capture import attention as capture
-from mless.capture import capturing, received
+from mless.capture import capturing, forwards, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
 from mless.models.seams import attention_modules
@@ -365,7 +365,7 @@ def test_layers_that_are_not_there_are_refused(layer):
 @pytest.mark.parametrize("kernel", [kernels.received, streaming.received])
 def test_windows_are_looked_through_block_by_block(family, side, kernel, monkeypatch):
     """More blocks of queries than one, whose windows begin at other keys; rows of other lengths."""
-    monkeypatch.setattr(capture, "BLOCK_ELEMENTS", 2 * 4 * 700 * 256)
+    monkeypatch.setattr(forwards, "BLOCK_ELEMENTS", 2 * 4 * 700 * 256)
     looked: list[slice] = []
     near = kernels.Intervals.near
 
@@ -467,14 +467,14 @@ def test_the_forward_inside_agrees_with_eager(family):
 
 
 def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
-    monkeypatch.setattr(capture, "_ROWS_AT_ONCE", 10)
-    sdpa, asked = capture.sdpa_attention_forward, []
+    monkeypatch.setattr(forwards, "ROWS_AT_ONCE", 10)
+    sdpa, asked = forwards.sdpa_attention_forward, []
 
     def counted(module, q, *others, **options):
         asked.append(q.shape[2])
         return sdpa(module, q, *others, **options)
 
-    monkeypatch.setattr(capture, "sdpa_attention_forward", counted)
+    monkeypatch.setattr(forwards, "sdpa_attention_forward", counted)
     model = tiny("mistral")
     blocks = next(received(model, PROMPTS[:1], kernel=streaming.received))
     assert max(asked) == 10
@@ -558,7 +558,12 @@ for prompts in (prompt_of(("question", 3)), ["2 + 2 ="]):
 
 
 def test_a_layer_that_was_not_loaded_is_told_from_one_that_is_not_there():
-    with pytest.raises(BadStudy, match=r"no layer 4: the loaded layers are 1 to 3.*mless.load\(…, layers=4\)"):
+    cut = replace(tiny("llama"), layers=30)
+    with pytest.raises(
+        BadStudy, match=r"the loaded layers are 1 to 3.*of the model's 30 mless.load\(…, layers=…\) loads more"
+    ):
+        list(received(cut, PROMPTS[:1], layers=4))
+    with pytest.raises(BadStudy, match=r"the loaded layers are 1 to 3 \(numbered from 1\)$"):
         list(received(tiny("llama"), PROMPTS[:1], layers=4))
 
 
@@ -678,7 +683,7 @@ def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding
 @pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["without-its-lse", "with-its-lse"])
 def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
     """A real token sees what it would see without it, so the causal forward serves."""
-    sdpa = capture.sdpa_attention_forward
+    sdpa = forwards.sdpa_attention_forward
 
     def causal_only(module, q, k, v, mask, **options):
         assert mask is None, "a masked forward"
@@ -692,7 +697,7 @@ def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
         ids[row, : len(prompt)], real[row, : len(prompt)] = torch.tensor(prompt.token_ids), 1
     with torch.inference_mode():
         masked = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
-        monkeypatch.setattr(capture, "sdpa_attention_forward", causal_only)
+        monkeypatch.setattr(forwards, "sdpa_attention_forward", causal_only)
         with capturing(model.model, layers=[1], kernel=streaming.received):
             ours = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], masked[real.bool()], rtol=1e-5, atol=1e-5)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points
-from mless.values import Prompt, numbers_of
+from mless.values import Prompt
 
 #: Values handed over at a time: their copies in double precision are some tens of megabytes, whatever the prompt's length.
 BLOCK_VALUES = 1 << 20
@@ -80,7 +80,7 @@ def read_activations(
     model: LoadedModel, batch: Sequence[Prompt], *, layers: Sequence[int], take: Callable[[int, Rows], None]
 ) -> None:
     """One forward of the batch, padded on the right; `take(row, rows)` is told of every prompt's original tokens in every layer."""
-    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
+    layers = model.numbered(layers)
     if not layers:
         raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
     for prompt in batch:

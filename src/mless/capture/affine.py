@@ -185,7 +185,7 @@ def displacement(
     Where tokens are inserted a third row runs beside the two: the original tokens alone, at the positions they have with filler. What it
     differs by from the first is the doing of the positions. `points` tokens, drawn with `rng`, are kept as vectors.
     """
-    layers = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
+    layers = model.numbered(layers)
     where = align(without, with_filler)
     compared = [n for n, place in enumerate(where) if tokens == "original" or _moved(with_filler, n, place)]
     inserted = len(with_filler) > len(without)

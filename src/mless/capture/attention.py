@@ -1,7 +1,6 @@
 """A scoped instrument around a loaded model: what every attention head's tokens receive, without a T × T matrix.
 
-On a GPU the forward itself stays SDPA's. On a CPU attention and sums come from one computation where they can, in fp32; and what SDPA does
-not know (soft caps, sinks, biases) is computed here.
+On a GPU the forward itself stays SDPA's (`forwards`). On a CPU attention and sums come from one computation where they can, in fp32.
 """
 
 from __future__ import annotations
@@ -16,18 +15,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mless import kernels
+from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
 from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
-from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
-from mless.models.seams import attention_layers, attention_modules
+from mless.models.seams import among, attention_layers, attention_modules
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name, numbers_of
 
-_ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
 #: The longest prompt that runs in one forward, and the parts of longer ones.
 _WHOLE, _PART = 131072, 16384
 #: Kinds of layers that see differently in one model: full, sliding, chunked.
@@ -112,12 +108,13 @@ class Recorder:
 
     def passes(self, layer: int) -> None:
         """A layer attends. In a forward of `run`'s it may do so once."""
-        if self._passed is not None and layer in self._passed:
+        if self._passed is None:
+            return
+        if layer in self._passed:
             raise UnsupportedArchitecture(
                 f"layer {layer} ran more than once in a forward, so what its tokens receive cannot be told; see docs/adding-a-model.md"
             )
-        if self._passed is not None:
-            self._passed.add(layer)
+        self._passed.add(layer)
 
     def expect(
         self, sets: Bool[Tensor, "batch sets tokens"], spans: Int[Tensor, "batch tokens"], *, in_parts: bool = False
@@ -157,7 +154,7 @@ class Recorder:
             real = torch.ones(rows, tokens, dtype=torch.bool, device=device)
         else:
             # A real token sees itself, padding sees nothing or is seen by nobody.
-            blocks = [(first, min(first + _ROWS_AT_ONCE, tokens)) for first in range(0, tokens, _ROWS_AT_ONCE)]
+            blocks = [(first, min(first + ROWS_AT_ONCE, tokens)) for first in range(0, tokens, ROWS_AT_ONCE)]
             real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
         return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
 
@@ -350,7 +347,8 @@ def capturing(
     Where the model's output is not wanted, `Recorder.run(input_ids=…)` goes no further than it must.
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
-    layers = attention_layers(model, [layers] if isinstance(layers, int) else layers)
+    modules = attention_modules(model)
+    layers = among(list(modules), [layers] if isinstance(layers, int) else layers, type(model).__name__)
     asked = [heads] if isinstance(heads, int) else heads
     chosen = list(dict.fromkeys(asked)) if asked is not None else None
     recorder = Recorder(frozenset(layers), chosen, kernel)
@@ -365,18 +363,18 @@ def capturing(
             lse: Tensor | None = None
             cached = call.key.shape[2] > call.query.shape[2]
             if not plain:
-                out = _own_forward(call)
-            elif (recorded or cached) and (found := _forward_with_lse(call)) is not None:
+                out = own_forward(call)
+            elif (recorded or cached) and (found := forward_with_lse(call)) is not None:
                 out, lse = found
             else:
-                out = _sdpa_forward(call)
+                out = sdpa_forward(call)
             if recorded:
                 recorder(call, lse)
         if recorded and recorder.witness is not None:
             recorder.witness(call, out)
         return out
 
-    last = attention_modules(model).get(max(layers, default=0))
+    last = modules.get(max(layers, default=0))
     recorder._runs = (model, last) if last is not None else None  # pyright: ignore[reportPrivateUsage]
     try:
         with attending(model, attend):
@@ -385,96 +383,6 @@ def capturing(
     finally:
         # Who keeps the sums shall not keep the model.
         recorder._runs = None  # pyright: ignore[reportPrivateUsage]
-
-
-def _forward_with_lse(
-    call: Call,
-) -> tuple[Float[Tensor, "batch queries heads dim"], Float[Tensor, "batch heads queries"]] | None:
-    """What SDPA would compute, by the backend it would choose, and that backend's own log-sum-exp; None where it hands none out."""
-    q, k, v, scale = call.query, call.key, call.value, call.score["scale"]
-    before = k.shape[2] - q.shape[2]
-    if not call.mask.causal_for_real or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1] or q.shape[2] < 2:
-        return None
-    own = _with_lse(q, k[:, :, before:], v[:, :, before:], scale, causal=True)
-    if own is None:
-        return None
-    out, lse = own
-    if before:
-        # With a cache: what comes from the keys before, all of which every query sees, and from those of this forward.
-        past = _with_lse(q, k[:, :, :before], v[:, :, :before], scale, causal=False)
-        if past is None:
-            return None
-        both = torch.logaddexp(past[1], lse)
-        shares = [(part - both).exp()[..., None] for part in (past[1], lse)]
-        out, lse = (past[0] * shares[0] + out * shares[1]).to(q.dtype), both
-    return out.transpose(1, 2).contiguous(), lse
-
-
-def _with_lse(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
-) -> tuple[Float[Tensor, "batch heads queries dim"], Float[Tensor, "batch heads queries"]] | None:
-    ops = torch.ops.aten
-    if not q.is_cuda:
-        # In 16 bits the CPU's is right to 4 digits only.
-        if q.device.type != "cpu" or q.dtype != torch.float32:
-            return None
-        return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
-    if chosen == SDPBackend.FLASH_ATTENTION.value:
-        out, lse = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
-    elif chosen == SDPBackend.CUDNN_ATTENTION.value:
-        out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
-    else:
-        return None
-    return out, lse.reshape(q.shape[:3])
-
-
-def _sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
-    def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
-        k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
-        return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
-
-    if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
-        return sdpa(call.query, slice(None), None, causal=True)
-    rows = _ROWS_AT_ONCE
-    if (seen := call.seen) is not None:
-        # Half as many queries as a window has keys: a third of what is computed is hidden then.
-        rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
-    out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
-    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
-
-
-def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
-    """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
-    seen = call.seen
-    for first in range(0, call.query.shape[2], rows):
-        last = min(first + rows, call.query.shape[2])
-        keys, mask = seen.near(first, last) if seen is not None else (slice(None), call.mask(first, last))
-        yield first, last, keys, mask
-
-
-def _own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
-    """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
-    query, key, score = call.query, call.key, call.score
-    groups = query.shape[1] // key.shape[1]
-    every_key = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
-    values = call.value.repeat_interleave(groups, 1)
-    out: list[Tensor] = []
-    rows = max(16, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
-    for first, last, keys, mask in _blocks(call, rows):
-        scores = query[:, :, first:last].float() @ every_key[..., keys] * score["scale"]
-        if score["softcap"] is not None:
-            scores = torch.tanh(scores / score["softcap"]) * score["softcap"]
-        if score["bias"] is not None:
-            scores = scores + score["bias"][:, :, first:last, keys].float()
-        scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
-        there = scores.shape[-1]
-        if score["sinks"] is not None:
-            sink = score["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        p = torch.softmax(scores, dim=-1)[..., :there]
-        out.append((p.to(values.dtype) @ values[:, :, keys]).transpose(1, 2))
-    return torch.cat(out, dim=1).contiguous()
 
 
 def received(
@@ -502,7 +410,7 @@ def received(
     if layers is None:
         asked = attention_layers(model.model)
     else:
-        asked = numbers_of(layers, model.loaded_layers, "layer", "the loaded")
+        asked = model.numbered(layers)
     which = numbers_of("all" if heads is None else heads, model.heads, "head")
     if not asked or not which:
         raise BadStudy("no layer or no head was asked for; leave layers and heads out for all of them")

@@ -54,18 +54,9 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
             places = torch.empty(rows, parts * named, dtype=torch.int32, device=logits.device)
             counts = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
             _named_kernel[(rows, parts)](
-                logits,
-                values,
-                places,
-                counts,
-                size,
-                logits.stride(0),
-                top_k,
-                NAMED=named,
-                PART=_PART,
-                **bits,
-                num_warps=16,
-            )
+                logits, values, places, counts, size, logits.stride(0), top_k,
+                NAMED=named, PART=_PART, **bits, num_warps=16,
+            )  # fmt: skip
         _drawn_kernel[(rows,)](
             logits, values, places, counts, draws.contiguous(), out, size, logits.stride(0),
             min(_LOG2E / temperature, _WARMEST), top_k, 1 - top_p + CLOSE, parts,

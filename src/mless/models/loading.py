@@ -74,6 +74,15 @@ class LoadedModel:
     omit_first: bool
     bos: int | None = None
 
+    def numbered(self, layers: object) -> list[int]:
+        """Layers as a person may give them, of those that were loaded."""
+        try:
+            return numbers_of(layers, self.loaded_layers, "layer", "the loaded")
+        except BadStudy as fault:
+            if self.loaded_layers == self.layers:
+                raise
+            raise BadStudy(f"{fault}; of the model's {self.layers} mless.load(…, layers=…) loads more") from None
+
 
 @dataclass(frozen=True)
 class Description:

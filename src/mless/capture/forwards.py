@@ -1,0 +1,106 @@
+"""The attention itself inside a `capturing` block: SDPA's, with its log-sum-exp where it hands that out, or what SDPA does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from mless.capture.seam import Call
+from mless.kernels.streaming import BLOCK_ELEMENTS
+
+ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
+
+
+def forward_with_lse(
+    call: Call,
+) -> tuple[Float[Tensor, "batch queries heads dim"], Float[Tensor, "batch heads queries"]] | None:
+    """What SDPA would compute, by the backend it would choose, and that backend's own log-sum-exp; None where it hands none out."""
+    q, k, v, scale = call.query, call.key, call.value, call.score["scale"]
+    before = k.shape[2] - q.shape[2]
+    if not call.mask.causal_for_real or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1] or q.shape[2] < 2:
+        return None
+    own = _with_lse(q, k[:, :, before:], v[:, :, before:], scale, causal=True)
+    if own is None:
+        return None
+    out, lse = own
+    if before:
+        # With a cache: what comes from the keys before, all of which every query sees, and from those of this forward.
+        past = _with_lse(q, k[:, :, :before], v[:, :, :before], scale, causal=False)
+        if past is None:
+            return None
+        both = torch.logaddexp(past[1], lse)
+        shares = [(part - both).exp()[..., None] for part in (past[1], lse)]
+        out, lse = (past[0] * shares[0] + out * shares[1]).to(q.dtype), both
+    return out.transpose(1, 2).contiguous(), lse
+
+
+def _with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
+) -> tuple[Float[Tensor, "batch heads queries dim"], Float[Tensor, "batch heads queries"]] | None:
+    ops = torch.ops.aten
+    if not q.is_cuda:
+        # In 16 bits the CPU's is right to 4 digits only.
+        if q.device.type != "cpu" or q.dtype != torch.float32:
+            return None
+        return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
+    if chosen == SDPBackend.FLASH_ATTENTION.value:
+        out, lse = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    elif chosen == SDPBackend.CUDNN_ATTENTION.value:
+        out, lse = ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)[:2]
+    else:
+        return None
+    return out, lse.reshape(q.shape[:3])
+
+
+def sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+    def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
+        k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
+        return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
+
+    if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
+        return sdpa(call.query, slice(None), None, causal=True)
+    rows = ROWS_AT_ONCE
+    if (seen := call.seen) is not None:
+        # Half as many queries as a window has keys: a third of what is computed is hidden then.
+        rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
+    out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
+    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
+
+
+def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
+    """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
+    seen = call.seen
+    for first in range(0, call.query.shape[2], rows):
+        last = min(first + rows, call.query.shape[2])
+        keys, mask = seen.near(first, last) if seen is not None else (slice(None), call.mask(first, last))
+        yield first, last, keys, mask
+
+
+def own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+    """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
+    query, key, score = call.query, call.key, call.score
+    groups = query.shape[1] // key.shape[1]
+    every_key = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
+    values = call.value.repeat_interleave(groups, 1)
+    out: list[Tensor] = []
+    rows = max(16, BLOCK_ELEMENTS // (query.shape[0] * query.shape[1] * key.shape[2]))
+    for first, last, keys, mask in _blocks(call, rows):
+        scores = query[:, :, first:last].float() @ every_key[..., keys] * score["scale"]
+        if score["softcap"] is not None:
+            scores = torch.tanh(scores / score["softcap"]) * score["softcap"]
+        if score["bias"] is not None:
+            scores = scores + score["bias"][:, :, first:last, keys].float()
+        scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
+        there = scores.shape[-1]
+        if score["sinks"] is not None:
+            sink = score["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        p = torch.softmax(scores, dim=-1)[..., :there]
+        out.append((p.to(values.dtype) @ values[:, :, keys]).transpose(1, 2))
+    return torch.cat(out, dim=1).contiguous()
