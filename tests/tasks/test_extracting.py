@@ -190,6 +190,20 @@ def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
             assert found.text == (there.upper() if rule == "choice" else there)
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\fbox{\ }", None),
+        (r"\boxed{4\ }", "4"),
+        (r"\boxed{4 \ \ }", "4"),
+        (r"\boxed{4}, \boxed{\ }", "4"),
+        (r"\boxed{4\\ }", r"4\\"),
+    ],
+)
+def test_latexs_own_space_is_no_part_of_an_answer(text: str, answer: str | None) -> None:
+    assert boxed(text).text == answer
+
+
 @given(text=texts)
 @settings(max_examples=300, deadline=None)
 def test_reading_an_answer_again_changes_nothing(text: str) -> None:

@@ -85,7 +85,7 @@ def boxed(text: str) -> Extracted:
             open_at.append(match.end() if match.start() == box_brace else -1)
         elif sign == "}":
             start = open_at.pop() if open_at else -1
-            if start > best[0] and not text[start : match.start()].isspace() and start < match.start():
+            if start > best[0] and _stripped(text[start : match.start()]):
                 best = (start, start, match.start())
         elif sign.endswith(("boxed", "fbox")):
             after = _SPACE.match(text, match.end())
@@ -184,9 +184,19 @@ def _letter(match: re.Match[str], group: int) -> Extracted:
     return Extracted(match[group].upper(), "choice", match.start(group), match.end(group))
 
 
+def _stripped(part: str) -> str:
+    """Without the space around it, LaTeX's own behind it included: of ``\\ `` a lone backslash would be left."""
+    inner, spaced = part.strip(), part.rstrip() != part
+    while spaced and (len(inner) - len(inner.rstrip("\\"))) % 2:
+        shorter = inner[:-1]
+        inner = shorter.rstrip()
+        spaced = inner != shorter
+    return inner
+
+
 def _cut(text: str, start: int, stop: int, how: How) -> Extracted:
     """Without the white space around it."""
     part = text[start:stop]
-    inner = part.strip()
+    inner = _stripped(part)
     start += len(part) - len(part.lstrip())
     return Extracted(inner, how, start, start + len(inner)) if inner else NO_ANSWER
