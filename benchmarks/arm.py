@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -177,7 +178,12 @@ def main() -> None:
         print("gate: kernel and sorted path agree")
         model = model_of(asked.layers, device)
         rows = [*mlp_rows(model, device), *decode_rows(model, device)]
-    about = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "settings": str(arm_settings())}
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "settings": str(arm_settings()),
+    }
     lines = [json.dumps(row | about) for row in rows]
     if asked.json:
         asked.json.write_text("\n".join(lines) + "\n")

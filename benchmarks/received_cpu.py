@@ -344,7 +344,12 @@ def main() -> None:
         serve(asked.serve, asked.folder, int(asked.tokens), answers)
         return
     pythons: dict[str, str] = dict.fromkeys((*OURS, "HF eager"), sys.executable)
-    about: dict[str, Any] = {"cpu": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    about: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     about["waiting"] = os.environ.get("OMP_WAIT_POLICY", "as OpenMP has it")
     if asked.peer_python:
         pythons |= dict.fromkeys(PEERS[1:], asked.peer_python)
