@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -129,8 +130,10 @@ def test_a_windows_cost_does_not_grow_with_the_prompt(monkeypatch: pytest.Monkey
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many key heads each pass over a prompt was for."""
     passes: list[int] = []
-    added = joint._Prompt._added
-    monkeypatch.setattr(joint._Prompt, "_added", lambda self, heads: (passes.append(len(heads)), added(self, heads))[1])
+    added = joint._Prompts._added
+    monkeypatch.setattr(
+        joint._Prompts, "_added", lambda self, heads: (passes.append(len(heads)), added(self, heads))[1]
+    )
     return passes
 
 
@@ -184,6 +187,23 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, mask: str 
     for row, n in enumerate(lengths):
         one = slice(row, row + 1)
         alone, its = joint.attended(q[one, :, :n], k[one, :, :n], v[one, :, :n], scale=0.2, **asked([n], mask=mask))  # pyright: ignore[reportArgumentType]
+        assert torch.equal(alone[0], out[row, :n])
+        assert torch.equal(its.received[0], sums.received[row, ..., :n])
+        assert torch.equal(its.mass[0], sums.mass[row])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (32, 32), (40, 1)], ids=["GQA", "MHA", "MQA"])
+def test_short_prompts_that_begin_together_have_the_same_bits_alone(heads: int, kv_heads: int, threads: int) -> None:
+    lengths = [130, 1, 16, 64, 65, 129, *range(2, 120, 3)]
+    assert len(lengths) * 130 > joint._TOGETHER
+    q, k, v = given(heads, kv_heads, 130, 32, 32, rows=len(lengths))
+    what = asked(lengths)
+    out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(sums.received.double(), wanted.received.double(), rtol=2e-6, atol=2e-6)
+    for row, n in enumerate(lengths):
+        one = slice(row, row + 1)
+        alone, its = joint.attended(q[one, :, :n], k[one, :, :n], v[one, :, :n], scale=0.2, **asked([n]))  # pyright: ignore[reportArgumentType]
         assert torch.equal(alone[0], out[row, :n])
         assert torch.equal(its.received[0], sums.received[row, ..., :n])
         assert torch.equal(its.mass[0], sums.mass[row])
@@ -260,19 +280,44 @@ def test_where_no_thread_can_be_started_it_goes_on_alone(monkeypatch: pytest.Mon
 
 def test_a_fault_in_a_worker_is_the_callers(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     q, k, v = given(9, 3, 900, 64, 64)
-    add = joint._Prompt._add
+    add = joint._Prompts._add
 
     def faulty(self: object, heads: slice, block: tuple[int, int], sums: Tensor) -> None:
         if block[0] > 700:
             raise MemoryError("no room")
         add(self, heads, block, sums)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(joint._Prompt, "_add", faulty)
+    monkeypatch.setattr(joint._Prompts, "_add", faulty)
     with pytest.raises(MemoryError, match="no room"):
         joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
     monkeypatch.undo()
     out, _ = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(out.double(), attention(q, k, v, 0.2), rtol=1e-5, atol=1e-5)
+
+
+def test_where_a_task_fails_no_other_is_begun_and_none_is_at_work_afterwards(threads: int) -> None:
+    begun, ended = [], []
+
+    def one(task: int) -> None:
+        begun.append(task)
+        if task == 1:
+            raise MemoryError("no room")
+        time.sleep(0.05)
+        ended.append(task)
+
+    with pytest.raises(MemoryError, match="no room"):
+        joint._do(one, list(range(100)))
+    assert len(begun) < 10
+    assert sorted(ended) == sorted(task for task in begun if task != 1)
+
+
+def test_a_pool_that_another_thread_has_ended_is_done_without(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    monkeypatch.setattr(joint, "_pool", lambda workers: ended)
+    done: list[int] = []
+    joint._do(done.append, [3, 1, 2])
+    assert done == [3, 1, 2]
 
 
 def test_two_threads_may_ask_at_once(threads: int) -> None:

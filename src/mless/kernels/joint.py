@@ -14,8 +14,9 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,13 @@ from mless.kernels.signature import Intervals, Sums, mass_of
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
 #: where blocks are smaller, which else would lie beyond the diagonal for the most part.
 _ROWS, _EARLY = 384, 512
+#: Several key heads' blocks are computed together where one has fewer scores than that; how many keys are counted for a late one.
+_CELLS, _LATE = 1 << 19, 2048
+#: Tokens of short prompts that are prepared together.
+_TOGETHER = 4096
 #: Where keys that no query of a block sees are left out: at multiples of that.
 _ALIGNED = 16
-#: Late blocks are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
+#: Blocks, early and late ones apart, are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
 _DEALT = 4
 #: More workers than that would wait for Python.
 _WORKERS = 16
@@ -70,124 +75,136 @@ def attended(
     out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
     own = torch.empty(batch, heads, tokens, **_KIND)
+    # Of short prompts most of the time goes into beginning and ending, so those that see alike do that together.
+    together = max(1, _TOGETHER // tokens) if visible.whole else 1
     with torch.inference_mode():  # what is kept from call to call is used in that mode only
-        for b in range(batch):
-            sums[b], own[b] = _Prompt(q[b], k[b], v[b], scale, visible.on_host[b], apart[b], out[b]).computed()
+        for first in range(0, batch, together):
+            at = slice(first, first + together)
+            prompts = _Prompts(q[at], k[at], v[at], scale, visible.on_host[first], apart[at], out[at])
+            sums[at], own[at] = prompts.computed()
     n_sets = sets.shape[1]
     counts = visible.asked(sets).counts
     mass = mass_of(sums[:, -1] + own, spans, n_spans, apart[:, -1])
     return out, Sums(sums.expand(-1, n_sets, -1, -1), counts, mass)
 
 
-class _Prompt:
-    """One row of a batch, as far as the last block reaches."""
+class _Prompts:
+    """Rows of a batch whose queries see from the same places on, as far as the last block reaches. A lane is a key head of one row."""
 
     def __init__(
         self,
-        q: Float[Tensor, "heads tokens dim"],
-        k: Float[Tensor, "kv_heads tokens dim"],
-        v: Float[Tensor, "kv_heads tokens value_dim"],
+        q: Float[Tensor, "rows heads tokens dim"],
+        k: Float[Tensor, "rows kv_heads tokens dim"],
+        v: Float[Tensor, "rows kv_heads tokens value_dim"],
         scale: float,
         starts: Int[np.ndarray, " tokens"],
-        sets: Bool[Tensor, "sets tokens"],
-        out: Float[Tensor, "tokens heads value_dim"],
+        sets: Bool[Tensor, "rows sets tokens"],
+        out: Float[Tensor, "rows tokens heads value_dim"],
     ) -> None:
-        self.kv_heads, self.tokens, dim = k.shape
-        self.groups = q.shape[0] // self.kv_heads
+        rows, self.kv_heads, self.tokens, dim = k.shape
+        self.groups = q.shape[1] // self.kv_heads
         self.starts = starts
         self.blocks = _blocks(self.tokens, self.groups)
-        end = sum(self.blocks[-1])
-        self.queries = q.unflatten(0, (self.kv_heads, self.groups))
-        self.keys = _memory("keys", self.kv_heads, end, dim)
-        self.values = _memory("values", self.kv_heads, end, v.shape[-1])
-        for ours, given in ((self.keys, k), (self.values, v)):
-            ours[:, : self.tokens] = given
+        end, lanes = sum(self.blocks[-1]), rows * self.kv_heads
+        self.queries = _memory("queries", lanes, end, self.groups, dim)
+        self.keys = _memory("keys", lanes, end, dim)
+        self.values = _memory("values", lanes, end, v.shape[-1])
+        grouped = q.unflatten(1, (self.kv_heads, self.groups)).transpose(2, 3)
+        for ours, given in ((self.queries, grouped), (self.keys, k), (self.values, v)):
+            ours.unflatten(0, (rows, self.kv_heads))[:, :, : self.tokens] = given
             ours[:, self.tokens :] = 0.0
         self.keys.mul_(scale * _LOG2E)
-        self.members = torch.zeros(sets.shape[0], end, **_KIND)
-        self.members[:, : self.tokens] = sets
-        # Of each query: 2^score of itself, and of everything that it sees.
-        self.own, self.total = (torch.empty(self.kv_heads, self.groups, end, **_KIND) for _ in range(2))
+        self.members = torch.zeros(rows, sets.shape[1], end, **_KIND)
+        self.members[..., : self.tokens] = sets
+        # Of each query: 2^score of itself and of everything that it sees, and the values weighed by that.
+        self.own, self.total = (torch.empty(lanes, end, self.groups, **_KIND) for _ in range(2))
+        self.weighed = _memory("weighed", lanes, end, self.groups, v.shape[-1])
         self.steep: Tensor | None = None
-        self.out = out.unflatten(1, (self.kv_heads, self.groups)).permute(1, 2, 0, 3)
+        self.out = out.unflatten(2, (self.kv_heads, self.groups))
 
-    def computed(self) -> tuple[Float[Tensor, "sets heads tokens"], Float[Tensor, "heads tokens"]]:
+    def computed(self) -> tuple[Float[Tensor, "rows sets heads tokens"], Float[Tensor, "rows heads tokens"]]:
         """The sums of each set, and each token's own share of its attention where it is in the last set. `out` is written."""
-        sums = self._added(range(self.kv_heads))
-        self.steep = ((self.total > 1 / _STEEP) & (self.total < _STEEP)).logical_not_()
-        if again := self.steep.flatten(1).any(-1).nonzero()[:, 0].tolist():
+        sums = self._added(range(len(self.keys)))
+        least, most = map(float, torch.aminmax(self.total))
+        if not (least > 1 / _STEEP and most < _STEEP):
+            self.steep = ((self.total > 1 / _STEEP) & (self.total < _STEEP)).logical_not_()
+            again = self.steep.flatten(1).any(-1).nonzero()[:, 0].tolist()
             # Queries that are not steep get the bits that they had: nothing is subtracted from their scores.
             sums[again] = self._added(again)[again]
-        own = self.own / self.total * self.members[-1]
-        return sums.movedim(2, 0).flatten(1, 2)[..., : self.tokens], own.flatten(0, 1)[..., : self.tokens]
+        weighed = self.weighed.div_(self.total[..., None]).unflatten(0, (-1, self.kv_heads))
+        self.out.copy_(weighed[:, :, : self.tokens].transpose(1, 2))
+        own = self.own.div_(self.total)[:, : self.tokens].mT.unflatten(0, (-1, self.kv_heads)).flatten(1, 2)
+        sums = sums[..., : self.tokens].unflatten(0, (-1, self.kv_heads)).movedim(3, 1).flatten(2, 3)
+        return sums, own * self.members[:, -1:, : self.tokens]
 
-    def _added(self, heads: Sequence[int]) -> Float[Tensor, "kv_heads groups sets tokens"]:
-        """The sums of these key heads' heads; others' are not to be read."""
-        shape = (self.kv_heads, self.groups, *self.members.shape)
-        sums = torch.zeros(shape, **_KIND)
+    def _added(self, lanes: Sequence[int]) -> Float[Tensor, "lanes groups sets tokens"]:
+        """The sums of these lanes; others' are not to be read."""
         early = [block for block in self.blocks if block[0] < _EARLY]
-        late = self.blocks[len(early) :]
-        for block in early:  # they are small: all heads together
-            self._add(slice(0, self.kv_heads), block, sums)
-        if late:
-            dealt = torch.zeros(_DEALT, *shape, **_KIND)
+        shape = (len(self.keys), self.groups, self.members.shape[1])
+        tasks: list[tuple[slice, list[tuple[int, int]], Tensor]] = []
+        parts: list[Tensor] = []
+        # What takes longest comes first, so that all workers end at about the same time.
+        for blocks in (self.blocks[len(early) :], early):
+            chunks = dict.fromkeys(self._chunk(lane, blocks) for lane in lanes) if blocks else {}
+            for first in reversed(range(min(_DEALT, len(blocks)))):
+                parts.append(torch.zeros(*shape, sum(blocks[-1]), **_KIND))
+                tasks += [(slice(*chunk), blocks[first::_DEALT], parts[-1]) for chunk in chunks]
 
-            def some(task: tuple[int, int]) -> None:
-                first, head = task
-                with torch.inference_mode():  # it holds for one thread, and workers are others
-                    for block in late[first::_DEALT]:
-                        self._add(slice(head, head + 1), block, dealt[first])
+        def add(task: tuple[slice, list[tuple[int, int]], Tensor]) -> None:
+            chunk, blocks, part = task
+            with torch.inference_mode():  # it holds for one thread, and workers are others
+                for block in blocks:
+                    self._add(chunk, block, part)
 
-            workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
-            pool = _pool(workers) if workers > 1 else None
-            for _ in (pool.map if pool else map)(some, [(first, head) for first in range(_DEALT) for head in heads]):
-                pass
-            for part in dealt:
-                sums += part
+        _do(add, tasks)
+        sums = torch.zeros(*shape, self.members.shape[-1], **_KIND)
+        for part in reversed(parts):
+            sums[..., : part.shape[-1]] += part
         return sums
 
-    def _add(self, heads: slice, block: tuple[int, int], sums: Float[Tensor, "kv_heads groups sets tokens"]) -> None:
-        """One block of queries of some key heads' heads, with all keys from the first that one of them sees up to its own last one."""
-        first, rows = block
-        end, at, real = first + rows, slice(first, first + rows), slice(first, min(first + rows, self.tokens))
-        begin = int(self.starts[first]) // _ALIGNED * _ALIGNED
-        seen, mine = slice(begin, end), slice(first - begin, end - begin)
-        keys, values = self.keys[heads, seen], self.values[heads, seen]
-        lanes = (len(keys), self.groups, rows)
-        queries = _memory("queries", *lanes, keys.shape[-1])
-        if real.stop < end:
-            queries.zero_()
-        queries[:, :, : real.stop - first] = self.queries[heads, :, real]
-        p = _memory("scores", *lanes, end - begin)
-        weights = torch.bmm(queries.flatten(1, 2), keys.mT, out=p.flatten(1, 2))
-        # A token's own score is for itself, and those of what comes later are for nobody.
-        corner = p[..., mine]
-        own = corner.diagonal(dim1=-2, dim2=-1).clone()
-        corner += _later(rows)
-        if (hidden := self._hidden(begin, real, rows)) is not None:
-            p[..., : hidden.shape[1]].masked_fill_(hidden, -math.inf)
-        if self.steep is not None:
-            top = torch.maximum(p.amax(-1), own).where(self.steep[heads, :, at], 0.0)
-            p.sub_(top[..., None])
-            own.sub_(top)
-        own.exp2_()
-        total = torch.sum(weights.exp2_(), -1, out=_memory("total", *weights.shape[:2])).view_as(own).add_(own)
-        self.own[heads, :, at], self.total[heads, :, at] = own, total
-        out = torch.bmm(weights, values, out=_memory("out", *weights.shape[:2], values.shape[-1])).view(*lanes, -1)
-        out.addcmul_(own[..., None], values[:, None, mine]).div_(total[..., None])
-        self.out[heads, :, real] = out[:, :, : real.stop - first]
-        sent = (self.members[:, at] / total[:, :, None]).flatten(0, 1)
-        added = torch.bmm(sent, p.flatten(0, 1), out=_memory("sums", *sent.shape[:2], end - begin))
-        sums[heads, ..., seen] += added.view(*lanes[:2], -1, end - begin)
+    def _chunk(self, lane: int, blocks: list[tuple[int, int]]) -> tuple[int, int]:
+        """First and last of the lanes of the same row that these blocks are computed for together."""
+        keys = _EARLY if blocks[0][0] < _EARLY else _LATE
+        size = max(1, _CELLS // (self.groups * blocks[0][1] * keys))
+        row = lane // self.kv_heads * self.kv_heads
+        first = row + (lane - row) // size * size
+        return first, min(first + size, row + self.kv_heads)
 
-    def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows keys"] | None:
+    def _add(self, chunk: slice, block: tuple[int, int], sums: Float[Tensor, "lanes groups sets tokens"]) -> None:
+        """One block of queries of some lanes, with all keys from the first that one of them sees up to its own last one."""
+        first, rows = block
+        end = first + rows
+        begin = int(self.starts[first]) // _ALIGNED * _ALIGNED
+        at, seen = slice(first, end), slice(begin, end)
+        lanes = chunk.stop - chunk.start
+        p = _memory("scores", lanes, rows, self.groups, end - begin)
+        weights = p.flatten(1, 2)
+        torch.bmm(self.queries[chunk, at].flatten(1, 2), self.keys[chunk, seen].mT, out=weights)
+        corner = p[..., first - begin :]
+        corner += _later(rows)
+        if (hidden := self._hidden(begin, slice(first, min(end, self.tokens)), rows)) is not None:
+            p[..., : hidden.shape[-1]].masked_fill_(hidden, -math.inf)
+        if self.steep is not None:
+            p.sub_(p.amax(-1, keepdim=True).where(self.steep[chunk, at, :, None], 0.0))
+        weights.exp2_()
+        total = torch.sum(p, -1, out=self.total[chunk, at])
+        torch.bmm(weights, self.values[chunk, seen], out=self.weighed[chunk, at].flatten(1, 2))
+        # What a token gives itself is not received.
+        itself = corner.diagonal(dim1=1, dim2=3)
+        self.own[chunk, at] = itself.mT
+        itself.zero_()
+        sent = self.members[chunk.start // self.kv_heads, :, at] / total.movedim(1, 2)[:, :, None]
+        for lane, into in enumerate(sums[chunk, ..., seen]):
+            into.baddbmm_(sent[lane], p[lane].transpose(0, 1))
+
+    def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows 1 keys"] | None:
         """Of the keys from `begin` on, those that a window, a chunk or a document hides from these queries; None where it hides none."""
         starts = self.starts[real]
         if starts[-1] <= begin:
             return None
         # Queries beyond the prompt may see anything.
-        hidden = torch.zeros(rows, int(starts[-1]) - begin, dtype=torch.bool, device="cpu")
-        hidden[: len(starts)] = torch.from_numpy(np.arange(begin, starts[-1]) < starts[:, None])
+        hidden = torch.zeros(rows, 1, int(starts[-1]) - begin, dtype=torch.bool, device="cpu")
+        hidden[: len(starts), 0] = torch.from_numpy(np.arange(begin, starts[-1]) < starts[:, None])
         return hidden
 
 
@@ -204,9 +221,9 @@ def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def _later(rows: int) -> Float[Tensor, "rows rows"]:
-    """Added to a block's last scores: a token's own, and those of what comes later, count for nothing."""
-    return torch.full((rows, rows), -math.inf, **_KIND).triu()
+def _later(rows: int) -> Float[Tensor, "rows 1 rows"]:
+    """Added to a block's last scores: those of what comes later count for nothing."""
+    return torch.full((rows, rows), -math.inf, **_KIND).triu(1)[:, None]
 
 
 _LOCAL = threading.local()
@@ -230,6 +247,41 @@ def _threads_are_their_own() -> bool:
 
 _POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _MAKING = threading.Lock()
+
+
+def _do(one: Callable[[Any], None], tasks: Sequence[Any]) -> None:
+    """Every task, dealt out among as many threads as torch has. Where one fails no other is begun, and none is at work when this ends."""
+    left = deque(tasks)
+
+    def some() -> None:
+        while left:
+            try:
+                task = left.popleft()
+            except IndexError:  # another was quicker
+                return
+            try:
+                one(task)
+            except BaseException:
+                left.clear()
+                raise
+
+    workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
+    # A single task is a worker's as well: operations in several threads may have other bits.
+    pool = _pool(workers) if workers > 1 else None
+    if pool is None:
+        return some()
+    working: list[Future[None]] = []
+    try:
+        try:
+            working += (pool.submit(some) for _ in range(min(workers, len(tasks))))
+        except RuntimeError:  # another thread, which has another number of them, has ended the pool
+            some()
+        for each in working:
+            each.result()
+    finally:
+        left.clear()
+        wait(working)
+    return None
 
 
 def _pool(workers: int) -> ThreadPoolExecutor | None:
