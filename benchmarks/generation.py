@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if not asked.cpu and not torch.cuda.is_available():
+        sys.exit("no CUDA device is here; on a CPU: python benchmarks/generation.py --cpu")
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if not asked.cpu else torch.backends.cpu.get_cpu_capability(),
@@ -191,10 +193,8 @@ def main() -> None:
             [int(n) for n in asked.batches.split(",")],
             asked.dtypes.split(","),
         )
-    elif torch.cuda.is_available():
-        on_gpu(tell, asked.new_tokens or 512)
     else:
-        sys.exit("no CUDA device is here; on a CPU: python benchmarks/generation.py --cpu")
+        on_gpu(tell, asked.new_tokens or 512)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import transformers
-import triton
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModel, Gemma3TextConfig, LlamaConfig, Qwen2Config
@@ -377,7 +376,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/received.py measures the CUDA kernels, and no CUDA device is here")
+        sys.exit(
+            "benchmarks/received.py measures the CUDA kernels, and no CUDA device is here; on a CPU: python benchmarks/received_cpu.py"
+        )
+    import triton  # what has no CUDA device has no Triton either
+
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(),

@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"
 Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
+BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm")
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 
 
@@ -40,6 +41,12 @@ def record(file: Path, name: str, results: Path | None = None) -> Path:
     rows = _lines(file)
     if not rows:
         sys.exit(f"{file} holds no rows: give what a benchmark wrote with --json")
+    if lost := next((row for row in rows if not isinstance(row, dict) or not {"what", "torch"} <= row.keys()), None):
+        sys.exit(f"{file} was not written by a benchmark's --json: a row has no `what` or no `torch`: {lost}")
+    if not re.fullmatch(rf"[a-z0-9]+-({'|'.join(BENCHMARKS)})", name):
+        sys.exit(
+            f"no name for a run: {name!r}; it is MACHINE-BENCHMARK, where BENCHMARK is one of {', '.join(BENCHMARKS)}"
+        )
     runs = [row["run"] for row in _kept(name, results) if isinstance(row["run"], int)]
     run, date = max(runs, default=0) + 1, rows[0].get("date", time.strftime("%Y-%m-%d"))
     kept = (results or HERE / "results") / f"{date}-{name}.jsonl"
@@ -378,7 +385,7 @@ def page(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a table is out of date")
     parser.add_argument("--record", type=Path, metavar="FILE", help="what a benchmark wrote with --json")
     parser.add_argument("--as", dest="name", metavar="NAME", help="MACHINE-BENCHMARK, e.g. h200-received")
     asked = parser.parse_args()

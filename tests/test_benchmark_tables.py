@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -80,11 +81,24 @@ def test_a_new_run_gets_the_next_number_and_a_missed_aim_shows(place, tmp_path):
     assert _made(place, "--check").returncode == 0
 
 
-@pytest.mark.parametrize(("text", "says"), [("", "holds no rows"), ("{no json", "one JSON object per line")])
-def test_what_is_no_run_is_not_kept(place, tmp_path, text, says):
+ROW = '{"what": "a", "torch": "9"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("", "h200-generation", "holds no rows"),
+        ("{no json", "h200-generation", "one JSON object per line"),
+        ('{"foo": 1}', "h200-generation", "has no `what`"),
+        ("[3]", "h200-generation", "has no `what`"),
+        (ROW, "foo", "MACHINE-BENCHMARK"),
+        (ROW, "h200-recieved", "MACHINE-BENCHMARK"),
+    ],
+)
+def test_what_is_no_run_is_not_kept(place, tmp_path, text, name, says):
     (tmp_path / "new.jsonl").write_text(text)
     before = sorted((place / "results").iterdir())
-    made = _made(place, "--record", str(tmp_path / "new.jsonl"), "--as", "h200-generation")
+    made = _made(place, "--record", str(tmp_path / "new.jsonl"), "--as", name)
     assert made.returncode == 1
     assert says in made.stderr
     assert sorted((place / "results").iterdir()) == before
@@ -116,3 +130,14 @@ def test_ratios_of_the_kernel_follow_from_its_times():
     for row in tables["rows_of"]("h200-received", "forward"):
         assert row["ratio"] == pytest.approx(row["ours_ms"] / row["plain_ms"], abs=2e-4)
         assert row["memory_ratio"] == pytest.approx(row["ours_gib"] / row["plain_gib"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["received", "generation", "arm", "long_prompts"])
+def test_without_a_cuda_device_a_benchmark_says_so_in_a_line(name):
+    ran = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py")],
+        capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "CUDA" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -585,9 +585,15 @@ def models(
     from mless.models.listing import at_hand, profile
 
     bar = _Bar(as_json)
-    content = (
-        profile(name, tokenizer=tokenizer, trust_remote_code=trust_remote_code, say=bar.say) if name else at_hand()
-    )
+    bar.checked()  # there is no run to check, and converting a GGUF takes minutes
+    try:
+        content = (
+            profile(name, tokenizer=tokenizer, trust_remote_code=trust_remote_code, say=bar.say, step=bar.step)
+            if name
+            else at_hand()
+        )
+    finally:
+        bar.stop()
     if as_json:
         typer.echo(json.dumps(content, ensure_ascii=False))
         return

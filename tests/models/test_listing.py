@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,17 @@ def test_what_is_listed_is_models_only(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert list(at_hand()) == ["smollm2"]
     assert all(family.label for family in FAMILIES.values())
+
+
+def test_the_command_says_that_it_converts_a_gguf_before_it_describes_it(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    for converts in (True, False):  # once
+        told = subprocess.run(
+            [sys.executable, "-m", "mless.cli", "models", str(file)],
+            capture_output=True, text=True, check=True, env={**os.environ, "MLESS_CACHE": str(tmp_path / "cache")},
+        )  # fmt: skip
+        assert ("converting tiny.gguf to safetensors, once" in told.stderr) == converts
+        assert "layers" in told.stdout
 
 
 def test_a_profile_says_what_a_model_is_like(tmp_path: Path) -> None:
