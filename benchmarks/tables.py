@@ -30,14 +30,15 @@ PEERS = ("HF eager", "TransformerLens", "nnterp")
 # ---- the recorded rows -----------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str, what: str, results: Path | None = None, **wanted: Any) -> list[Row]:
-    """Rows of that benchmark, in the order of their runs. A run with a letter was not a whole one and is left out of the tables."""
-    found = [row for row in _kept(name, results) if isinstance(row["run"], int) and row["what"] == what]
+def rows_of(name: str, what: str, **wanted: Any) -> list[Row]:
+    """Rows of that benchmark, in the order of their runs. A run with a letter is one between two others, and is told of in the text."""
+    found = [row for row in _kept(name) if isinstance(row["run"], int) and row["what"] == what]
     found = [row for row in found if all(row.get(field) == value for field, value in wanted.items())]
     return sorted(found, key=lambda row: row["run"])
 
 
-def record(file: Path, name: str, results: Path | None = None) -> Path:
+def record(file: Path, name: str) -> tuple[Path, str]:
+    """The file that is to hold this run, and all that is to stand in it."""
     rows = _lines(file)
     if not rows:
         sys.exit(f"{file} holds no rows: give what a benchmark wrote with --json")
@@ -47,16 +48,15 @@ def record(file: Path, name: str, results: Path | None = None) -> Path:
         sys.exit(
             f"no name for a run: {name!r}; it is MACHINE-BENCHMARK, where BENCHMARK is one of {', '.join(BENCHMARKS)}"
         )
-    runs = [row["run"] for row in _kept(name, results) if isinstance(row["run"], int)]
+    runs = [row["run"] for row in _kept(name) if isinstance(row["run"], int)]
     run, date = max(runs, default=0) + 1, rows[0].get("date", time.strftime("%Y-%m-%d"))
-    kept = (results or HERE / "results") / f"{date}-{name}.jsonl"
-    with kept.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps({**row, "run": run}) + "\n" for row in rows)
-    return kept
+    kept = HERE / "results" / f"{date}-{name}.jsonl"
+    before = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    return kept, before + "".join(json.dumps({**row, "run": run}) + "\n" for row in rows)
 
 
-def _kept(name: str, results: Path | None) -> list[Row]:
-    files = sorted((results or HERE / "results").glob("*.jsonl"))
+def _kept(name: str) -> list[Row]:
+    files = sorted((HERE / "results").glob("*.jsonl"))
     return [row for file in files if re.sub(r"^\d{4}-\d\d-\d\d-", "", file.stem) == name for row in _lines(file)]
 
 
@@ -96,8 +96,10 @@ def aims() -> str:
     errors = [row["worst_relative_error"] for row in rows_of("h200-received", "gate")]
     at_most("H200, error against fp64", 1e-6, errors, ".1e")
     at_most("CPU, ours over plain, 2,048 tokens", 1.1, [run["ours"]["over_plain"] for run in _cpu_runs(2048)], ".2f")
-    at_least("CPU, fastest peer over ours, 2,048 tokens", 3, [_peers_over(run, "ours") for run in _cpu_runs(2048)])
-    layer = [_peers_over(run, "layer 1", "s") for run in _cpu_runs(2048)]
+    at_least(
+        "CPU, fastest peer over ours, 2,048 tokens", 3, [_peers_over(run, "ours") for run in _beside_peers(2048)], ".3f"
+    )
+    layer = [_peers_over(run, "layer 1", "s") for run in _beside_peers(2048)]
     at_least("CPU, fastest peer over ours, layer 1 only", 80, layer, ".0f")
     for rows, least in ((128, 8000), (1, 200)):
         speeds = [row["tokens_per_s"] for row in rows_of("h200-generation", "ours, row-stable", rows=rows)]
@@ -107,9 +109,13 @@ def aims() -> str:
     made = []
     for what, sought, found, held, form in lines:
         hit = sum(map(held, found))
-        reached = "in every run" if hit == len(found) else f"in {hit} of {len(found)} runs"
+        reached = f"in {hit} of {len(found)} run{'s' * (len(found) > 1)}" if found else "not measured"
         made.append((what, sought, " · ".join(format(value, form) for value in found), reached))
     return _table(("what", "sought", "measured, run by run", "reached"), made)
+
+
+def _newest(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["run"] == rows[-1]["run"]]
 
 
 def _by_run(rows: Iterable[Row], field: str, worst: Callable[[list[float]], float]) -> list[float]:
@@ -160,8 +166,9 @@ def eager() -> str:
             newest[row["tokens"], row["batch"]] = row
         for row in sorted(newest.values(), key=lambda row: row["tokens"] * row["batch"]):
             failed = row["ms"] is None
-            plain = next(iter(_forwards(row["tokens"], shapes, name)[::-1]), None)
-            over = f"{row['ms'] / plain['plain_ms']:.1f}" if plain and not failed else ""
+            same = {field: row[field] for field in ("tokens", "batch", "shapes", "run")}
+            plain = rows_of(name, "forward", **same)
+            over = f"{row['ms'] / plain[0]['plain_ms']:.1f}" if plain and not failed else ""
             label = {"qwen2.5-7b": "Qwen2.5-7B", **OTHERS}[shapes]
             made.append(
                 (label, _length(row), row["gib"] if failed else _ms(row["ms"]), over, "" if failed else row["gib"])
@@ -184,13 +191,13 @@ def other_shapes() -> str:
 def kernel() -> str:
     """The newest run's kernel alone, beside SDPA and beside the two ceilings measured in the same run."""
     rows = rows_of("h200-received", "kernel", shapes="qwen2.5-7b")
-    rows = [row for row in rows if row["run"] == rows[-1]["run"]]
+    rows = _newest(rows)
     ceiling = rows_of("h200-received", "ceilings", run=rows[-1]["run"])[0]
+    heads, kv_heads, size = 28, 4, 128
     made = []
     for row in rows:
-        heads, groups, size = 28, 4, 128
         # Queries and keys of two bytes, a log-sum-exp and a received number of four: what has to be moved at the least.
-        moved = row["tokens"] * (2 * size * (heads + groups) + 4 * 2 * heads)
+        moved = row["tokens"] * (2 * size * (heads + kv_heads) + 4 * 2 * heads)
         bandwidth = moved / (row["one_set_ms"] * 1e-3) / (ceiling["copy_tb_s"] * 1e12)
         made.append(
             (
@@ -211,7 +218,7 @@ def kernel() -> str:
 
 def scaling() -> str:
     groups: dict[str, list[Row]] = {}
-    for row in rows_of("h200-received", "scaling"):
+    for row in _newest(rows_of("h200-received", "scaling")):
         groups.setdefault(row["in"], []).append(row)
     units = {"tokens": "tokens²", "heads": "heads", "rows": "rows", "captured layers": "layers"}
     names = {"rows": "rows of 8,192 tokens", "captured layers": "captured layers, time over plain"}
@@ -240,6 +247,10 @@ def _cpu_runs(tokens: int) -> list[dict[str, Row]]:
     return [runs[run] for run in sorted(runs)]
 
 
+def _beside_peers(tokens: int) -> list[dict[str, Row]]:
+    return [run for run in _cpu_runs(tokens) if all(peer in run for peer in PEERS)]
+
+
 def _peers_over(run: dict[str, Row], ours: str, by: str = "over_plain") -> float:
     return min(run[peer][by] for peer in PEERS) / run[ours][by]
 
@@ -248,8 +259,8 @@ def received_cpu() -> str:
     made = []
     for tokens in (128, 512, 2048, 4096):
         runs = _cpu_runs(tokens)
-        for what in runs[-1]:
-            found = [run[what] for run in runs]
+        for what in ("plain", "plain again", "ours", "layer 1", *PEERS):
+            found = [run[what] for run in runs if what in run]
             made.append(
                 (
                     f"{tokens:,}",
@@ -265,16 +276,22 @@ def received_cpu() -> str:
 
 
 def sought_cpu() -> str:
-    runs = _cpu_runs(2048)
+    runs = _beside_peers(2048)
     lines = {
-        "ours over plain": [run["ours"]["over_plain"] for run in runs],
-        "plain again over plain": [run["plain again"]["over_plain"] for run in runs],
-        "the fastest of ours over the fastest plain": [run["ours"]["least_over_least"] for run in runs],
-        "fastest peer over ours, both over plain": [_peers_over(run, "ours") for run in runs],
-        "fastest peer over ours, medians of seconds": [_peers_over(run, "ours", "s") for run in runs],
-        "fastest peer over layer 1 only, medians of seconds": [_peers_over(run, "layer 1", "s") for run in runs],
+        "ours over plain": [f"{run['ours']['over_plain']:.3f}" for run in runs],
+        "plain again over plain": [f"{run['plain again']['over_plain']:.3f}" for run in runs],
+        "ours over plain again, medians of seconds": [
+            f"{run['ours']['s'] / run['plain again']['s']:.3f}" for run in runs
+        ],
+        "the fastest of ours over the fastest plain": [f"{run['ours']['least_over_least']:.3f}" for run in runs],
+        "fastest peer over ours, both over plain": [f"{_peers_over(run, 'ours'):.3f}" for run in runs],
+        "fastest peer over ours, medians of seconds": [f"{_peers_over(run, 'ours', 's'):.3f}" for run in runs],
+        "fastest peer over layer 1 only, medians of seconds": [
+            f"{_peers_over(run, 'layer 1', 's'):.0f}" for run in runs
+        ],
+        "rounds of ours, of a peer": [f"{run['ours']['rounds']}, {run[PEERS[0]]['rounds']}" for run in runs],
     }
-    made = [(what, *(f"{value:.3g}" for value in found)) for what, found in lines.items()]
+    made = [(what, *found) for what, found in lines.items()]
     return _table(("2,048 tokens", *(f"run {run['ours']['run']}" for run in runs)), made)
 
 
@@ -323,9 +340,8 @@ def generation_cpu() -> str:
 
 
 def arm() -> str:
-    rows = _kept("h200-arm", None)
     made = []
-    for row in (row for row in rows if row["run"] == rows[-1]["run"]):
+    for row in _newest(_kept("h200-arm")):
         times = (f"{row['plain_ms']:.4f}", f"{row['arm_ms']:.4f}", f"{row['ratio']:.3f}", f"{row['noise']:.3f}")
         made.append((row["what"].replace("1 row(s)", "1 row").replace("row(s)", "rows"), *times))
     return _table(("", "plain, ms", "with ARM, ms", "ratio", "plain again"), made)
@@ -391,14 +407,37 @@ def main() -> None:
     asked = parser.parse_args()
     if bool(asked.record) != bool(asked.name):
         parser.error("--record FILE and --as NAME go together")
+    if asked.record and asked.check:
+        parser.error("--check writes nothing, and --record keeps a run: give one of them")
     if asked.record:
-        print(f"kept in {record(asked.record, asked.name)}")
+        keep(*record(asked.record, asked.name))
+        return
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)
     if asked.check and made != text:
         sys.exit(f"{PAGE.name} is out of date: run python benchmarks/tables.py")
     if not asked.check:
         PAGE.write_text(made, encoding="utf-8")
+
+
+def keep(file: Path, content: str) -> None:
+    """A run whose rows the tables can be made of; any other leaves everything as it was."""
+    before = file.read_text(encoding="utf-8") if file.exists() else None
+    file.write_text(content, encoding="utf-8")
+    try:
+        made = page(PAGE.read_text(encoding="utf-8"))
+    except BaseException as fault:
+        if before is None:
+            file.unlink()
+        else:
+            file.write_text(before, encoding="utf-8")
+        if isinstance(fault, (KeyError, IndexError, TypeError, ValueError)):
+            sys.exit(
+                f"not kept: no tables can be made with these rows ({type(fault).__name__}: {fault}); give a whole run of one benchmark"
+            )
+        raise
+    PAGE.write_text(made, encoding="utf-8")
+    print(f"kept in {file}")
 
 
 if __name__ == "__main__":

@@ -57,9 +57,8 @@ def test_every_recorded_row_says_which_run_it_is_of_and_with_what_it_was_measure
 def test_a_number_typed_over_is_noticed_and_put_right(place):
     page = place / "README.md"
     right = page.read_text(encoding="utf-8")
-    page.write_text(
-        right.replace("| H200, tokens a second, 1 row | ≥ 200 | 205", "| H200, tokens a second, 1 row | ≥ 200 | 905")
-    )
+    line = _line(place, "| H200, tokens a second, 1 row ")
+    page.write_text(right.replace(line, line.replace("205", "905")), encoding="utf-8")
     assert page.read_text(encoding="utf-8") != right
     assert _made(place, "--check").returncode == 1
     assert _made(place).returncode == 0
@@ -81,6 +80,27 @@ def test_a_new_run_gets_the_next_number_and_a_missed_aim_shows(place, tmp_path):
     assert _made(place, "--check").returncode == 0
 
 
+def test_a_run_without_peers_is_kept_and_says_nothing_of_them(place, tmp_path):
+    rows = [row for row in _rows(place / "results" / "2026-11-16-cpu-received.jsonl") if row["run"] == 6]
+    ours = [row for row in rows if row["what"] not in ("TransformerLens", "nnterp")]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ours))
+    before = [
+        _line(place, f"| CPU, {what} over {whom}, 2,048 tokens ")
+        for what, whom in (("fastest peer", "ours"), ("ours", "plain"))
+    ]
+    made = _made(place, "--record", str(tmp_path / "new.jsonl"), "--as", "cpu-received")
+    assert made.returncode == 0, made.stderr
+    assert _line(place, "| CPU, fastest peer over ours, 2,048 tokens ") == before[0]
+    assert _line(place, "| CPU, ours over plain, 2,048 tokens ").count("·") == before[1].count("·") + 1
+
+
+def test_what_was_never_measured_is_not_reached(place):
+    for file in (place / "results").glob("*cpu-generation*"):
+        file.unlink()
+    assert _made(place).returncode == 0
+    assert _line(place, "| CPU, tokens over the best `generate`'s, bf16 ").endswith("| not measured |")
+
+
 ROW = '{"what": "a", "torch": "9"}'
 
 
@@ -93,6 +113,7 @@ ROW = '{"what": "a", "torch": "9"}'
         ("[3]", "h200-generation", "has no `what`"),
         (ROW, "foo", "MACHINE-BENCHMARK"),
         (ROW, "h200-recieved", "MACHINE-BENCHMARK"),
+        ('{"what": "ours, row-stable", "torch": "9", "rows": 1}', "h200-generation", "not kept"),
     ],
 )
 def test_what_is_no_run_is_not_kept(place, tmp_path, text, name, says):

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -29,8 +29,8 @@ from mless.kernels.signature import Intervals, Sums, mass_of
 #: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
 #: where blocks are smaller, which else would lie beyond the diagonal for the most part.
 _ROWS, _EARLY = 384, 512
-#: Several key heads' blocks are computed together where one has fewer scores than that; how many keys are counted for a late one.
-_CELLS, _LATE = 1 << 19, 2048
+#: Early blocks of several key heads are computed together, as long as they have no more scores than that.
+_CELLS = 1 << 19
 #: Tokens of short prompts that are prepared together.
 _TOGETHER = 4096
 #: Where keys that no query of a block sees are left out: at multiples of that.
@@ -150,13 +150,15 @@ class _Prompts:
                 parts.append(torch.zeros(*shape, sum(blocks[-1]), **_KIND))
                 tasks += [(slice(*chunk), blocks[first::_DEALT], parts[-1]) for chunk in chunks]
 
-        def add(task: tuple[slice, list[tuple[int, int]], Tensor]) -> None:
+        def add(task: tuple[slice, list[tuple[int, int]], Tensor]) -> Iterator[None]:
             chunk, blocks, part = task
-            with torch.inference_mode():  # it holds for one thread, and workers are others
-                for block in blocks:
+            for block in blocks:
+                with torch.inference_mode():  # it holds for one thread, and workers are others
                     self._add(chunk, block, part)
+                yield
 
-        _do(add, tasks)
+        scores = len(lanes) * self.groups * sum(rows * (at + rows - int(self.starts[at])) for at, rows in self.blocks)
+        _do(add, tasks, _useful(scores * (self.keys.shape[-1] + self.values.shape[-1])))
         sums = torch.zeros(*shape, self.members.shape[-1], **_KIND)
         for part in reversed(parts):
             sums[..., : part.shape[-1]] += part
@@ -164,8 +166,7 @@ class _Prompts:
 
     def _chunk(self, lane: int, blocks: list[tuple[int, int]]) -> tuple[int, int]:
         """First and last of the lanes of the same row that these blocks are computed for together."""
-        keys = _EARLY if blocks[0][0] < _EARLY else _LATE
-        size = max(1, _CELLS // (self.groups * blocks[0][1] * keys))
+        size = max(1, _CELLS // (self.groups * blocks[0][1] * _EARLY)) if blocks[0][0] < _EARLY else 1
         row = lane // self.kv_heads * self.kv_heads
         first = row + (lane - row) // size * size
         return first, min(first + size, row + self.kv_heads)
@@ -249,39 +250,60 @@ _POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _MAKING = threading.Lock()
 
 
-def _do(one: Callable[[Any], None], tasks: Sequence[Any]) -> None:
-    """Every task, dealt out among as many threads as torch has. Where one fails no other is begun, and none is at work when this ends."""
+def _useful(work: int) -> int:
+    """How many workers are of use for so many multiplications: they take turns at Python's lock, and more of them wait for each other longer."""
+    return max(2, math.isqrt(work >> 27))
+
+
+def _do(one: Callable[[Any], Iterator[None]], tasks: Sequence[Any], most: int) -> None:
+    """Every task, dealt out among as many threads as torch has, but not more than `most`. Where one fails, or Ctrl-C is pressed, all end at their next step."""
     left = deque(tasks)
+    ended = threading.Event()
+
+    def next_one() -> Any:
+        try:
+            return left.popleft()
+        except IndexError:
+            return None
 
     def some() -> None:
-        while left:
-            try:
-                task = left.popleft()
-            except IndexError:  # another was quicker
-                return
-            try:
-                one(task)
-            except BaseException:
-                left.clear()
-                raise
+        try:
+            while not ended.is_set() and (task := next_one()) is not None:
+                for _ in one(task):
+                    if ended.is_set():
+                        return
+        except BaseException:
+            ended.set()
+            raise
 
-    workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
-    # A single task is a worker's as well: operations in several threads may have other bits.
-    pool = _pool(workers) if workers > 1 else None
-    if pool is None:
-        return some()
     working: list[Future[None]] = []
     try:
-        try:
-            working += (pool.submit(some) for _ in range(min(workers, len(tasks))))
-        except RuntimeError:  # another thread, which has another number of them, has ended the pool
+        working += _begun(some, min(most, len(tasks)))
+        if not working:
             some()
         for each in working:
             each.result()
-    finally:
-        left.clear()
+    except BaseException:
+        ended.set()
+        # Whoever is still at work has memory of this thread's in hand, which nobody else is to use any more.
+        _LOCAL.__dict__.clear()
         wait(working)
-    return None
+        raise
+
+
+def _begun(work: Callable[[], None], most: int) -> list[Future[None]]:
+    """`work` begun by as many threads as torch has; by none where it has one only, or where there can be no more of them."""
+    workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
+    begun: list[Future[None]] = []
+    # One worker for a single task, too: operations in several threads may have other bits.
+    while workers > 1 and len(begun) < min(workers, most) and (pool := _pool(workers)) is not None:
+        try:
+            begun.append(pool.submit(work))
+        except RuntimeError:
+            # A thread that has another number of workers may have ended this pool. If not, no pool begins anything any more.
+            if _POOLS.get((os.getpid(), workers)) is pool:
+                break
+    return begun
 
 
 def _pool(workers: int) -> ThreadPoolExecutor | None:

@@ -7,7 +7,7 @@ keys, so that a query's log-sum-exp is two numbers of a thread and a key's sum i
 Two arrangements, the same additions in the same order and so the same bits: short prompts have programs of one warp group, three of
 which fit on a multiprocessor; for long ones three warp groups with a block of keys each share the tiles of queries that a fourth fetches,
 and take turns at the tensor cores.
-benchmarks/README.md says what each try gave.
+benchmarks/tried.md says what each try gave.
 """
 
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
