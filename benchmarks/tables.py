@@ -25,6 +25,7 @@ Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
 BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm")
 PEERS = ("HF eager", "TransformerLens", "nnterp")
+TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
 
 
 # ---- the recorded rows -----------------------------------------------------------------------------------------------
@@ -37,8 +38,8 @@ def rows_of(name: str, what: str, **wanted: Any) -> list[Row]:
     return sorted(found, key=lambda row: row["run"])
 
 
-def record(file: Path, name: str) -> tuple[Path, str]:
-    """The file that is to hold this run, and all that is to stand in it."""
+def record(file: Path, name: str) -> None:
+    """Keep a run and make the tables anew; one that no tables can be made of leaves everything as it was."""
     rows = _lines(file)
     if not rows:
         sys.exit(f"{file} holds no rows: give what a benchmark wrote with --json")
@@ -52,7 +53,17 @@ def record(file: Path, name: str) -> tuple[Path, str]:
     run, date = max(runs, default=0) + 1, rows[0].get("date", time.strftime("%Y-%m-%d"))
     kept = HERE / "results" / f"{date}-{name}.jsonl"
     before = kept.read_text(encoding="utf-8") if kept.exists() else ""
-    return kept, before + "".join(json.dumps({**row, "run": run}) + "\n" for row in rows)
+    kept.write_text(before + "".join(json.dumps({**row, "run": run}) + "\n" for row in rows), encoding="utf-8")
+    try:
+        made = page(PAGE.read_text(encoding="utf-8"))
+    except BaseException as fault:
+        kept.write_text(before, encoding="utf-8") if before else kept.unlink()
+        if isinstance(fault, (KeyError, IndexError, TypeError, ValueError)):
+            why = f"{type(fault).__name__}: {fault}"
+            sys.exit(f"not kept: no tables can be made with these rows ({why}); give a whole run of one benchmark")
+        raise
+    PAGE.write_text(made, encoding="utf-8")
+    print(f"kept in {kept}")
 
 
 def _kept(name: str) -> list[Row]:
@@ -190,8 +201,7 @@ def other_shapes() -> str:
 
 def kernel() -> str:
     """The newest run's kernel alone, beside SDPA and beside the two ceilings measured in the same run."""
-    rows = rows_of("h200-received", "kernel", shapes="qwen2.5-7b")
-    rows = _newest(rows)
+    rows = _newest(rows_of("h200-received", "kernel", shapes="qwen2.5-7b"))
     ceiling = rows_of("h200-received", "ceilings", run=rows[-1]["run"])[0]
     heads, kv_heads, size = 28, 4, 128
     made = []
@@ -241,7 +251,7 @@ def _scaling_ms(row: Row) -> str:
 def _cpu_runs(tokens: int) -> list[dict[str, Row]]:
     """For each run that had prompts of that length, what was timed → its row."""
     runs: dict[int, dict[str, Row]] = {}
-    for what in ("plain", "plain again", "ours", "layer 1", *PEERS):
+    for what in TIMED:
         for row in rows_of("cpu-received", what, tokens=tokens):
             runs.setdefault(row["run"], {})[what] = row
     return [runs[run] for run in sorted(runs)]
@@ -259,7 +269,7 @@ def received_cpu() -> str:
     made = []
     for tokens in (128, 512, 2048, 4096):
         runs = _cpu_runs(tokens)
-        for what in ("plain", "plain again", "ours", "layer 1", *PEERS):
+        for what in TIMED:
             found = [run[what] for run in runs if what in run]
             made.append(
                 (
@@ -410,34 +420,13 @@ def main() -> None:
     if asked.record and asked.check:
         parser.error("--check writes nothing, and --record keeps a run: give one of them")
     if asked.record:
-        keep(*record(asked.record, asked.name))
-        return
+        return record(asked.record, asked.name)
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)
     if asked.check and made != text:
         sys.exit(f"{PAGE.name} is out of date: run python benchmarks/tables.py")
     if not asked.check:
         PAGE.write_text(made, encoding="utf-8")
-
-
-def keep(file: Path, content: str) -> None:
-    """A run whose rows the tables can be made of; any other leaves everything as it was."""
-    before = file.read_text(encoding="utf-8") if file.exists() else None
-    file.write_text(content, encoding="utf-8")
-    try:
-        made = page(PAGE.read_text(encoding="utf-8"))
-    except BaseException as fault:
-        if before is None:
-            file.unlink()
-        else:
-            file.write_text(before, encoding="utf-8")
-        if isinstance(fault, (KeyError, IndexError, TypeError, ValueError)):
-            sys.exit(
-                f"not kept: no tables can be made with these rows ({type(fault).__name__}: {fault}); give a whole run of one benchmark"
-            )
-        raise
-    PAGE.write_text(made, encoding="utf-8")
-    print(f"kept in {file}")
 
 
 if __name__ == "__main__":
