@@ -68,6 +68,36 @@ def test_the_last_complete_box(text: str, found: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
+        (r"\boxed{1} and \boxed{2} and \boxed{3}", "1, 2, 3"),
+        (r"\boxed{1},\boxed{2}", "1, 2"),
+        (r"$\boxed{1}\boxed{2}$", "1, 2"),
+        (r"\(\boxed{1}\) or \(\boxed{-2}\).", "1, -2"),
+        (r"\[ \boxed{(2, 2) } \quad \text{and} \quad \boxed{ (6, 2)} \]", "(2, 2), (6, 2)"),
+        (r"\boxed{1} apple and \boxed{2} pears", "1, 2"),
+        (r"\boxed{3} \text{ for part (a) and } \boxed{4}", "3, 4"),
+        (r"\( y_1 = \boxed{x^2} \) and \( y_2 = \boxed{x + 2} \)", "x^2, x + 2"),
+        (r"$a=\boxed 5$ and $b = \boxed{6}$", "5, 6"),
+        (r"\boxed{7}, \boxed{7}", "7"),
+        # A correction, a conclusion, another sentence, another paragraph: the last box alone.
+        (r"\boxed{1}, then \boxed{2}", "2"),
+        (r"\boxed{1} is wrong and \boxed{2}", "2"),
+        (r"\boxed{1}, so \boxed{2}", "2"),
+        (r"not \boxed{1} but \boxed{2}", "2"),
+        (r"\boxed{1}. And \boxed{2}", "2"),
+        (r"$x = \boxed{3}$ and $y = \boxed{4}$, so the sum is $\boxed{7}$", "7"),
+        (r"\boxed{1} one two three four five and \boxed{2}", "2"),
+        ("\\boxed{1},\n\n\\boxed{2}", "2"),
+        ("\\boxed{1}\n\\boxed{2}", "2"),
+        (r"\boxed{1}" + " " * 100 + r"and \boxed{2}", "2"),
+    ],
+)
+def test_boxes_that_are_joined_are_one_answer(text: str, found: str) -> None:
+    assert boxed(text).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
         ("9 * 2 = $<<9*2=18>>18\n#### 18", "18"),
         ("#### 1,234", "1,234"),
         ("####-5", "-5"),
@@ -187,7 +217,10 @@ def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
             assert found.how == rule
             assert found.text == found.text.strip() != ""
             there = text[found.start : found.stop]
-            assert found.text == (there.upper() if rule == "choice" else there)
+            if rule == "boxed" and found.text != there:  # several boxes
+                assert all(part in there for part in found.text.split(", "))
+            else:
+                assert found.text == (there.upper() if rule == "choice" else there)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +260,8 @@ def test_balanced_content_comes_back_whole(inner: str) -> None:
 
 
 HOSTILE = [
-    "{", "}", "\\", "1", "1,", "111,", "#", "####", "#### ", "\\boxed", "\\boxed{", "\\boxed ", "\\boxed{a}", "\\boxed{{", " ", "\n", "answer ",
-    "answer is ", "(", "A", "A.\n", "a1", "-", "$", "-$", "\\frac", "\\frac{1}{", "1/", ".1", "%", "1 /", "\\text{", "\\\\boxed", "(A", "*",
+    "{", "}", "\\", "1", "1,", "111,", "#", "####", "#### ", "\\boxed", "\\boxed{", "\\boxed ", "\\boxed{a}", "\\boxed{a} and ", "\\boxed{{", " ", "\n",
+    "answer ", "answer is ", "(", "A", "A.\n", "a1", "-", "$", "-$", "\\frac", "\\frac{1}{", "1/", ".1", "%", "1 /", "\\text{", "\\\\boxed", "(A", "*",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""From a model's text to its answer: the last box, the number after ####, the last number, a choice letter.
+"""From a model's text to its answer: the last box (or boxes joined by "and"), the number after ####, the last number, a choice letter.
 
 Extraction only finds the answer; `grading` judges it. Each rule reads the text in one pass, so 100 kB of braces cost no more than
 100 kB of prose, and no text raises.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mless.errors import BadStudy
 
@@ -74,29 +74,80 @@ _SPACE = re.compile(r"\s*")
 
 
 def boxed(text: str) -> Extracted:
-    """The content of the last complete, non-empty ``\\boxed{…}`` or ``\\fbox{…}``; an unclosed box gives none."""
-    best = (-1, 0, 0)
-    # For each open brace: where its box's content starts, or -1 for any other brace.
-    open_at: list[int] = []
-    box_brace = -1
+    """The content of the last complete, non-empty ``\\boxed{…}`` or ``\\fbox{…}``; an unclosed box gives none.
+
+    Boxes that are joined to the last one ("\\boxed{1} and \\boxed{2}") are one answer, its parts separated by commas.
+    """
+    boxes = _boxes(text)
+    if not boxes:
+        return NO_ANSWER
+    last = first = boxes.pop()
+    parts = [last]
+    while boxes and _joined(text[boxes[-1].end : first.begin]):
+        first = boxes.pop()
+        parts.append(first)
+    cuts = [_cut(text, box.start, box.stop, "boxed") for box in reversed(parts)]
+    # What is boxed twice is one answer, said twice.
+    contents = dict.fromkeys(cut.text or "" for cut in cuts)
+    if len(contents) == 1:
+        return cuts[-1]
+    return Extracted(", ".join(contents), "boxed", cuts[0].start, cuts[-1].stop)
+
+
+class _Box(NamedTuple):
+    """Where a box begins and ends, and its content's start and stop."""
+
+    begin: int
+    end: int
+    start: int
+    stop: int
+
+
+def _boxes(text: str) -> list[_Box]:
+    """All complete boxes with something in them, in order; of boxes inside boxes the innermost."""
+    found: list[_Box] = []
+    # For each open brace: where its box begins and where its content does, or None for any other brace.
+    open_at: list[tuple[int, int] | None] = []
+    box_brace, begin = -1, -1
     for match in _BRACES.finditer(text):
         sign = match[0]
         if sign == "{":
-            open_at.append(match.end() if match.start() == box_brace else -1)
+            open_at.append((begin, match.end()) if match.start() == box_brace else None)
         elif sign == "}":
-            start = open_at.pop() if open_at else -1
-            if start > best[0] and _stripped(text[start : match.start()]):
-                best = (start, start, match.start())
+            opened = open_at.pop() if open_at else None
+            if opened is None or (found and found[-1].begin > opened[0]):
+                continue
+            if _stripped(text[opened[1] : match.start()]):
+                found.append(_Box(opened[0], match.end(), opened[1], match.start()))
         elif sign.endswith(("boxed", "fbox")):
             after = _SPACE.match(text, match.end())
             here = after.end() if after else match.end()
             if here < len(text) and text[here] == "{":
-                box_brace = here
+                box_brace, begin = here, match.start()
             elif bare := _BARE.match(text, match.end()):
                 stop = bare.start(1) + len(bare[1].rstrip(".,;:!?"))
                 if stop > bare.start(1):
-                    best = (match.end(), bare.start(1), stop)
-    return _cut(text, best[1], best[2], "boxed") if best[0] >= 0 else NO_ANSWER
+                    found.append(_Box(match.start(), stop, bare.start(1), stop))
+    return found
+
+
+_BETWEEN = 80  # characters between two boxes that may belong together
+_LAYOUT = re.compile(r"\\(?:text[a-z]{0,6}|mbox|mathrm|q?quad|[()\[\],;:! ])|[\s$~*{}]")
+_AND = re.compile(
+    r"[,;]? ?(?:(?:\(?\w{1,20}\)? ){0,4}(?:and|or|&)(?!\w))?(?: ?[A-Za-z](?:_\w{1,3}| ?\(\w\))? ?=)?", re.ASCII
+)
+# After these words the second box is a correction or a conclusion, not a second part.
+_TURNS = frozenset("is are was were not no so then thus hence therefore but answer check wait wrong correct".split())
+
+
+def _joined(between: str) -> bool:
+    """Whether two boxes with this between them are parts of one answer: nothing, a comma, "and", "apples and", "and y ="."""
+    if len(between) > _BETWEEN or re.search(r"\n\s*\n", between):
+        return False
+    plain = " ".join(_LAYOUT.sub(" ", between).split())
+    if not plain:
+        return "\n" not in between
+    return bool(_AND.fullmatch(plain)) and _TURNS.isdisjoint(plain.lower().split())
 
 
 # --- numbers ---
