@@ -15,7 +15,9 @@ os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" 
 
 from jaxtyping import install_import_hook
 
-install_import_hook("mless", "beartype.beartype").__enter__()
+from checking import checked_modules
+
+install_import_hook(checked_modules(), "beartype.beartype").__enter__()
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mless.study.accuracy import ANSWERS, accuracy_table
+from mless.store import ResultFolder
+from mless.study.accuracy import ACCURACY, ANSWERS, accuracy_table
 from mless.study.spec import AccuracyTable
-from mless.values import Condition
+from mless.study.tuning import TUNING
+from mless.values import ArmSettings, Condition
 
 WORDS = " Find the sum of all $ positive integers n such that \\frac{n +1 }{ 2} is prime , and greater than 3 . What \n".split(
     " "
@@ -283,3 +285,51 @@ def _asked(condition: Condition, a: int, b: int) -> dict[str, Any]:
             spans.append({"name": name, "start": len(tokens), "stop": len(tokens) + len(words)})
         tokens += words
     return {"token_ids": list(range(len(tokens))), "spans": spans, "text": "".join(tokens), "tokens": tokens}
+
+
+# ---- tuning -----------------------------------------------------------------------------------------------------------------
+
+
+def write_tuning(
+    path: Path,
+    tried: Sequence[tuple[ArmSettings, float, float]],
+    *,
+    label: str = "SmolLM2-135M-Instruct",
+    task: str = "arithmetic-1",
+    complete: bool = True,
+    rungs: int = 1,
+) -> Path:
+    """A tuning folder of (settings, Δ, p after Holm); with several rungs the second half drops out after the first."""
+    names = [f"s{n}" for n in range(1, len(tried) + 1)]
+    rows: list[dict[str, Any]] = []
+    for rung in range(1, rungs + 1):
+        here = list(zip(names, tried, strict=True))
+        for name, (arm, delta, p) in here if rung == 1 else here[: len(here) // 2]:
+            rows.append(
+                {
+                    "model": label, "task": task, "condition": name, "rung": rung, "n": 40 * rung, "none": 0.55, "value": 0.55 + delta,
+                    "lo": 0.4, "hi": 0.7, "delta": delta, "delta_lo": delta - 0.1, "delta_hi": delta + 0.1, "p": p / 2, "p_adjusted": p,
+                    "kept": name == "s1", **{key: getattr(arm, key) for key in ("c", "fraction", "p_min", "p_max", "p1", "layers")},
+                }
+            )  # fmt: skip
+    base: dict[str, Any] = dict.fromkeys(ACCURACY.names) | {"model": label, "task": task, "metric": "pass@1", "n": 60}
+    level = {"value": 0.5, "lo": 0.4, "hi": 0.6}
+    mine = {"condition": "s1", "delta": 0.05, "delta_lo": -0.04, "delta_hi": 0.14, "p": 0.31, "p_adjusted": 0.31}
+    tuned = [
+        base | level | {"condition": "none", "split": "test"},
+        base | level | mine | {"split": "test", "verdict": "undecided", "aa_delta": 0.0},
+    ]
+    folder = ResultFolder(path)
+    conditions = {
+        name: asdict(Condition(name, "none", arm=arm)) for name, (arm, _, _) in zip(names, tried, strict=True)
+    }
+    about = {"chosen": "s1", "tried": len(tried), "rungs": [40] * rungs, "dev": ["a"], "test": ["b"], "transfer": {}}
+    folder.write_manifest(
+        {
+            "measures": "tune", "complete": complete, "study": {"name": "tune", "accuracy": {}}, "task": task, "model": {"label": label},
+            "conditions": conditions, "items": ["a", "b"], "tuning": about,
+        }
+    )  # fmt: skip
+    folder.write_table("tuning", pa.Table.from_pylist(rows, schema=TUNING))
+    folder.write_table("tuned", pa.Table.from_pylist(tuned, schema=ACCURACY))
+    return path

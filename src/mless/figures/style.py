@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib import font_manager, ft2font
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
@@ -101,9 +101,33 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def settle(picture: Picture) -> None:
-    """Lay out once, with one backend's text sizes, so that a format looks the same whichever others are written beside it."""
-    picture.figure.draw_without_rendering()
-    picture.figure.set_layout_engine("none")
+    """Lay out once, with one backend's text sizes, so that a format looks the same whichever others are written beside it.
+
+    The layout solver does not repeat the last bits of a position, and an SVG's ids are hashes of positions. So positions are rounded, to
+    a millionth of the figure.
+    """
+    figure = picture.figure
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:  # those of subfigures too
+        for which in ("original", "active"):
+            left, bottom, width, height = axes.get_position(original=which == "original").bounds
+            axes.set_position((_rounded(left), _rounded(bottom), _rounded(width), _rounded(height)), which=which)
+    _round_parts(figure)
+
+
+def _round_parts(figure: FigureBase) -> None:
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((_rounded(x), _rounded(y)))
+    for part in figure.subfigs:
+        box: Any = part.bbox_relative
+        box.p0, box.p1 = tuple(map(_rounded, box.p0)), tuple(map(_rounded, box.p1))
+        _round_parts(part)
+
+
+def _rounded(share: float) -> float:
+    return round(float(share), 6)
 
 
 def render(picture: Picture, kind: str) -> bytes:
