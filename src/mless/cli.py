@@ -71,7 +71,9 @@ Placement = Annotated[str | None, typer.Option(help="before-system, before-quest
 Layers = Annotated[
     str | None, typer.Option(help="all, 1, or 1-3,7; only layers up to the last one are loaded and run.")
 ]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="auto (what the device computes quickly), float32, bfloat16 or float16.")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: any study field, as --set margins.drop=0.9.")]

@@ -9,12 +9,19 @@ from torch import nn
 
 from mless.engines import quick
 from mless.engines.quick import packed_products, quick_steps, replacing
+from mless.models import processor
 
 bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="this CPU has no matrix products in bfloat16",
 )
 ROWS = 8
+
+
+@pytest.fixture(autouse=True)
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this processor had units for bf16; where oneDNN emulates them the products are the same, only slow."""
+    monkeypatch.setattr(processor, "here", lambda: processor.Processor("x86_64", "avx512_bf16", None))
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
@@ -77,6 +84,11 @@ def test_whoever_listens_or_has_a_forward_of_his_own_is_left_alone() -> None:
 @bf16
 def test_a_large_model_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "_PACKED_BYTES", 1000)
+    assert packed_products(model(), ROWS) == []
+
+
+def test_where_bf16_is_emulated_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "here", lambda: processor.Processor("x86_64", None, None))
     assert packed_products(model(), ROWS) == []
 
 

@@ -13,16 +13,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from safetensors.torch import load_file
 from tiny_models import write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mless
 from mless.errors import UnknownModel, UnsupportedArchitecture
-from mless.models import locate
+from mless.models import converting, locate, processor
 from mless.models.locating import embedded_file
+from mless.models.widening import widened
 
 
 @pytest.fixture
@@ -90,6 +94,70 @@ def test_converting_and_loading_say_how_far_they_are_and_draw_nothing(
     steps.clear()
     mless.load(str(file), step=lambda what, done, total: steps.append((what, done, total)))
     assert {what for what, _, _ in steps} == {"loading tiny, weights"}
+
+
+def test_a_large_gguf_is_kept_in_bf16_and_never_multiplied_in_it(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its BOS check would take an hour on a processor without bf16 units."""
+    monkeypatch.setattr(processor, "FP32_PARAMETERS", 1000)
+    multiplied: set[torch.dtype] = set()
+    linear = torch.nn.functional.linear
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        multiplied.update({x.dtype, widened(weight).dtype})
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    source = locate(str(file))
+    assert multiplied == {torch.float32}
+    stored = load_file(source.folder / "model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.bfloat16}
+    assert source.notes["dtype"] == "bfloat16"
+    # The losses are those of the stored weights in float32.
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+    again = converting._bos_loss(model, AutoTokenizer.from_pretrained(source.folder))
+    assert again is not None
+    assert source.notes["bos"] == pytest.approx(again, rel=1e-6)
+
+
+def test_the_bos_check_gives_the_losses_of_each_text_alone(tmp_path: Path, own_cache: Path) -> None:
+    source = locate(str(write_gguf(tmp_path / "x" / "tiny.gguf")))
+    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    ids = tokenizer(converting._PASSAGE, add_special_tokens=False).input_ids
+    for name, front in (("loss_with", [tokenizer.bos_token_id]), ("loss_without", [])):
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([front + ids])).logits[0, len(front) :]
+        alone = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).item()
+        assert source.notes["bos"][name] == pytest.approx(alone, rel=1e-5)
+
+
+def test_the_share_that_is_done_never_goes_back_and_ends_at_one(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "x" / "tiny.gguf", layers=5)
+    shares: list[float] = []
+    (tmp_path / "out").mkdir()
+    converting.convert_gguf(file, tmp_path / "out", "tiny", shares.append)
+    assert shares == sorted(set(shares))
+    assert (shares[0], shares[-1]) == (0, 1)
+    # header, tokenizer, config and names; each of 48 tensors; writing; each of 5 layers of the check
+    assert len(shares) >= 4 + 48 + 1 + 5
+
+
+def test_the_header_is_parsed_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers opens the file four times; a real vocabulary takes seconds each time."""
+    opened: list[object] = []
+
+    class Counted(GGUFReader):
+        def __init__(self, *args: Any) -> None:
+            opened.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    locate(str(write_gguf(tmp_path / "x" / "tiny.gguf")))
+    assert len(opened) == 1
+    assert gguf.GGUFReader is Counted
 
 
 def test_bars_of_transformers_are_as_before_afterwards(tmp_path: Path, own_cache: Path) -> None:
@@ -162,7 +230,7 @@ def test_a_killed_conversion_leaves_nothing_usable_and_the_next_one_works(tmp_pa
     """Killed at the worst moment: weights and tokenizer are written, the notes are not."""
     file = write_gguf(tmp_path / "x" / "tiny.gguf")
     child = subprocess.Popen([sys.executable, "-c", _STOPS_HALFWAY, str(file)], stderr=subprocess.DEVNULL)
-    patience = time.monotonic() + 60
+    patience = time.monotonic() + 600  # a loaded machine takes its time to import torch
     while not list(own_cache.glob("*.partial/tokenizer_config.json")):
         assert child.poll() is None
         assert time.monotonic() < patience

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import mless
 from mless.capture import received
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
-from mless.models import describe, load
+from mless.models import describe, load, processor
 from mless.models.loading import fingerprint, open_tokenizer
 from mless.values import Prompt, Span
 
@@ -200,14 +200,15 @@ def test_dtypes(tmp_path: Path) -> None:
         mless.load(folder, dtype="int4")
 
 
-def test_above_a_billion_parameters_a_cpu_keeps_the_checkpoints_dtype(
+def test_above_a_billion_parameters_a_cpu_with_units_keeps_the_checkpoints_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processor, "here", lambda: processor.Processor("x86_64", "avx512_bf16", None))
     folder = save_model(tmp_path / "tiny")
     tensors = {key: value.bfloat16() for key, value in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert mless.load(str(folder), device="cpu").dtype == "float32"
-    monkeypatch.setattr("mless.models.loading.FP32_PARAMETERS", 30_000)
+    monkeypatch.setattr("mless.models.processor.FP32_PARAMETERS", 30_000)
     assert mless.load(str(folder), device="cpu").dtype == "bfloat16"
     # What counts is what is read: the embedding and one layer are fewer.
     assert mless.load(str(folder), layers=1, device="cpu").dtype == "float32"

@@ -38,6 +38,7 @@ from mless.engines.slots import (
 )
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
 from mless.models import LoadedModel
+from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached
 from mless.values import ArmSettings
 
@@ -163,6 +164,7 @@ class HfEngine:
             "attention": self._served,
             "decode": "graph-captured" if self._graph is not None else "eager",
             "dtype": model.dtype,
+            "computing": model.computing(),
             "device": model.device.type,
             "device_name": torch.cuda.get_device_name(model.device)
             if model.device.type == "cuda"
@@ -516,12 +518,13 @@ class _InBlocks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.nn.functional.linear:
-            value, rest = args[0], args[1:]
+            value, rest = args[0], [widened(one) if isinstance(one, Tensor) else one for one in args[1:]]
             flat = value.reshape(-1, value.shape[-1])
             blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(BLOCK)]
             return torch.cat(blocks).reshape(*value.shape[:-1], -1)
         if func is torch.addmm:  # GPT-2's own linear layer
-            blocks = [func(args[0], block, *args[2:], **(kwargs or {})) for block in args[1].split(BLOCK)]
+            weight = widened(args[2])
+            blocks = [func(args[0], block, weight, *args[3:], **(kwargs or {})) for block in args[1].split(BLOCK)]
             return torch.cat(blocks)
         return func(*args, **(kwargs or {}))
 

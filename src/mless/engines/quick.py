@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mless import kernels
+from mless.models import processor
 
 _LOCK = threading.Lock()
 #: Sizes at which a replacement is tried: where a limit, an offset or a floor of the module's own would show.
@@ -74,9 +75,7 @@ def packed_products(model: nn.Module, rows: int) -> Replaced:
     large models stay as they are.
     """
     weight = next(model.parameters())
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
-        return []
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not processor.here().computes("bfloat16"):
         return []
     found = [module for module in model.modules() if type(module) is nn.Linear and not _listened(module)]
     if sum(module.weight.nbytes for module in found) > _PACKED_BYTES:

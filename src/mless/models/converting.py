@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from torch import nn
 
 from mless.errors import UnknownModel, UnsupportedArchitecture
-from mless.models.quiet import counting_gguf_tensors, quiet_transformers
+from mless.models import processor
+from mless.models.quiet import counting_gguf_tensors, quiet_transformers, reading_gguf_once
+from mless.models.widening import keep_narrow
 
-#: Above this many parameters the dequantised weights are kept in bf16: fp32 would fill a disk for no measurable gain.
-FP32_PARAMETERS = 1_000_000_000
-#: How long reading takes by itself, and each gigabyte on top: seconds of one run on two cores, of which only the proportion counts.
+#: How long each part takes: seconds of one run on two cores, of which only the proportion counts; the last three for each billion weights.
 _HEADER, _TOKENIZER, _CONFIG, _NAMES = 4, 5, 4, 14
-_TENSORS_PER_GB, _WRITING_PER_GB = 20, 8
+_TENSORS, _WRITING, _CHECKING = 20, 8, 8
 
 _PASSAGE = (
     "The harbour was quiet in the early morning. A few boats moved slowly against the ropes that held them, and the water under "
@@ -30,29 +31,35 @@ _PASSAGE = (
 def convert_gguf(path: Path, folder: Path, name: str, reach: Callable[[float], None] = lambda share: None) -> None:
     """Write the model, its tokenizer and what was noticed on the way (`mless.json`) into `folder`.
 
-    `reach` is told the share of the work that is done, from 0 to 1.
+    `reach` is told the share of the work that is done, from 0 to 1, and never less than before.
     """
+    with reading_gguf_once():
+        _convert(path, folder, name, reach)
+
+
+def _convert(path: Path, folder: Path, name: str, reach: Callable[[float], None]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    gigabytes = path.stat().st_size / 1e9
-    reading = _HEADER + _TOKENIZER + _CONFIG + _NAMES
-    total = reading + (_TENSORS_PER_GB + _WRITING_PER_GB) * gigabytes
-
-    def tensors(done: int, of: int) -> None:
-        reach((reading + _TENSORS_PER_GB * gigabytes * done / of) / total)
-
-    reach(0)
+    # How many weights there are is not known before the config is read; quantised ones take about a byte each.
+    billions = path.stat().st_size / 1e9
+    by_size = (billions * seconds for seconds in (_TENSORS, _WRITING, _CHECKING))
+    progress = _Parts(reach, [_HEADER, _TOKENIZER, _CONFIG, _NAMES, *by_size])
     metadata = _metadata(path, name)
-    reach(_HEADER / total)
+    progress.next()
     try:
-        with quiet_transformers(), counting_gguf_tensors(tensors):
+        with quiet_transformers(progress.part), counting_gguf_tensors(progress.part):
             tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-            reach((_HEADER + _TOKENIZER) / total)
+            progress.next()
             config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-            reach((_HEADER + _TOKENIZER + _CONFIG) / total)
+            progress.next()
             parameters = sum(p.numel() for p in _empty(AutoModelForCausalLM, config).parameters())
-            dtype = torch.float32 if parameters <= FP32_PARAMETERS else torch.bfloat16
-            model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+            # Larger ones are kept in bf16: fp32 would fill a disk for no measurable gain.
+            dtype = torch.float32 if parameters <= processor.FP32_PARAMETERS else torch.bfloat16
+            progress.next()
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, config=config, dtype=dtype
+            )
+            progress.next()
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, ImportError) as fault:
         cause = (str(fault).splitlines() or [type(fault).__name__])[0]
         raise UnsupportedArchitecture(
@@ -60,11 +67,60 @@ def convert_gguf(path: Path, folder: Path, name: str, reach: Callable[[float], N
             "use the model's safetensors instead"
         ) from fault
     dense = _dense(model)
+    del model
     with quiet_transformers():
         dense.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    notes = {"gguf": metadata, "dtype": str(dtype).removeprefix("torch."), "bos": _bos_loss(dense, tokenizer)}
+    progress.next()
+    # In float32 on every machine: bf16 products may take 100 times as long, and the losses should not depend on the processor.
+    keep_narrow(dense)
+    with progress.through(dense):
+        losses = _bos_loss(dense, tokenizer)
+    notes = {"gguf": metadata, "dtype": str(dtype).removeprefix("torch."), "bos": losses}
     (folder / "mless.json").write_text(json.dumps(notes, indent=1))
+    progress.end()
+
+
+class _Parts:
+    """How much of several parts is done, told as one share that never goes back."""
+
+    def __init__(self, reach: Callable[[float], None], parts: Sequence[float | int]) -> None:
+        self._reach, self._parts = reach, parts
+        self._told, self._at = 0.0, 0
+        reach(0)
+
+    def part(self, done: int, of: int) -> None:
+        """So much of the part under way."""
+        now = (sum(self._parts[: self._at]) + self._parts[self._at] * done / of) / sum(self._parts)
+        # Reading and placing the tensors are counted one after the other; only what is new is told.
+        if now > self._told:
+            self._told = now
+            self._reach(min(now, 1.0))
+
+    def next(self) -> None:
+        self.part(1, 1)
+        self._at += 1
+
+    def end(self) -> None:
+        self._at = len(self._parts) - 1
+        self.part(1, 1)
+
+    @contextmanager
+    def through(self, model: nn.Module) -> Generator[None]:
+        """Inside the block a forward tells how many of the model's layers it has been through."""
+        config: Any = model.config
+        count: int = config.get_text_config().num_hidden_layers
+        lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
+        layers = list(lists[0]) if lists else []
+        hooks = [
+            layer.register_forward_hook(lambda *_, done=number: self.part(done, count))
+            for number, layer in enumerate(layers, start=1)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def _metadata(path: Path, name: str) -> dict[str, Any]:
@@ -123,11 +179,12 @@ def _bos_loss(model: Any, tokenizer: Any) -> dict[str, Any] | None:
     if bos is None:
         return None
     ids = tokenizer(_PASSAGE, add_special_tokens=False).input_ids
-
-    def loss(prefix: list[int]) -> float:
-        tokens = torch.tensor([prefix + ids])
-        with torch.inference_mode():
-            logits = model(input_ids=tokens, use_cache=False).logits[0, -len(ids) : -1].float()
-        return nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).item()
-
-    return {"id": bos, "loss_with": loss([bos]), "loss_without": loss([])}
+    # Both in one forward; what stands behind a text has no part in it.
+    tokens = torch.tensor([[bos, *ids], [*ids, ids[-1]]])
+    with torch.inference_mode():
+        logits = model(input_ids=tokens, use_cache=False).logits
+    losses = [
+        nn.functional.cross_entropy(rows[:-1].float(), torch.tensor(ids[1:])).item()
+        for rows in (logits[0, 1:], logits[1, :-1])
+    ]
+    return {"id": bos, "loss_with": losses[0], "loss_without": losses[1]}

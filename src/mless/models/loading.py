@@ -9,7 +9,9 @@ import json
 import math
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +22,12 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
+from mless.models import processor
 from mless.models.adapters import family_of
-from mless.models.converting import FP32_PARAMETERS
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
 from mless.models.quiet import quiet_transformers
 from mless.models.seams import among, attention_layers
+from mless.models.widening import as_stored, keep_narrow
 from mless.values import numbers_of
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
@@ -48,6 +51,8 @@ _BUILD_FAULTS = (
     OSError,
     StrictDataclassError,
 )
+_QUANTISED = "its quantisation's scales were made for it"
+_UNQUANTISED, _WIDER = "a checkpoint that is not quantised is faster here", "leave --dtype out, or use --dtype float32"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -56,6 +61,7 @@ class LoadedModel:
     """A decoder cut after the last layer asked for, without its language-model head unless that was asked for, and its tokenizer.
 
     `bos` is the token every prompt must begin with because the model was trained so; None where nothing says that it was.
+    `dtype` is what it computes in, `stored` what its weights are kept in (narrower ones are widened as they are used), `why` the reason.
     """
 
     name: str
@@ -73,6 +79,13 @@ class LoadedModel:
     tokenizer_fingerprint: str
     omit_first: bool
     bos: int | None = None
+    stored: str | None = None
+    why: str | None = None
+
+    def computing(self) -> dict[str, Any]:
+        """What it computes in, for study.json."""
+        kept = {"dtype": self.dtype, "weights": self.stored or self.dtype, "why": self.why}
+        return kept | ({"processor": processor.here().about()} if self.device.type == "cpu" else {})
 
     def numbered(self, layers: object) -> list[int]:
         """Layers as a person may give them, of those that were loaded."""
@@ -169,8 +182,9 @@ def load(
 
     `layers` are numbered from 1, or a text as the command takes it (``"all"``, ``"1-3,7"``). With `head` the
     whole model is loaded, language-model head included, so that it can answer.
-    `dtype` auto is float32 on a CPU up to a billion loaded parameters, the checkpoint's own above
-    that, and bfloat16 on a GPU. `say` is told in words what takes long, `step` how far it is (what, done, of how many).
+    `dtype` auto is bfloat16 on a GPU. On a CPU it is float32 up to a billion loaded parameters. Above that it is the checkpoint's own where
+    the processor has units for it; else weights are kept as they are and widened to float32 as they are used (docs/method.md).
+    `say` is told in words what takes long, `step` how far it is (what, done, of how many).
     """
     if isinstance(name, Description):
         described = name
@@ -185,7 +199,7 @@ def load(
     count = described.layers if head else max(asked)
     place = _device(device)
     tokens = load_tokenizer(source, tokenizer, config, trust_remote_code=trust_remote_code)
-    model = _load_layers(described, count, dtype, place, head, trust_remote_code, step)
+    model, choice = _load_layers(described, count, dtype, place, head, trust_remote_code, say, step)
     return LoadedModel(
         name=source.name,
         label=source.label,
@@ -204,6 +218,8 @@ def load(
         )[:16],
         omit_first=family_of(described.family).omit_first,
         bos=needed_bos(tokens, source, config)[0],
+        stored=choice.stored,
+        why=choice.why,
     )
 
 
@@ -325,14 +341,19 @@ def _load_layers(
     device: torch.device,
     head: bool,
     trust_remote_code: bool,
+    say: Say,
     step: Step,
-) -> Any:
+) -> tuple[Any, processor.Choice]:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
     # transformers finds torchao's tensors by the names they were saved under, so such a model is read whole and its decoder taken out of it.
     whole_class = head or _quantised_by(config) == "torchao"
     wanted = _wanted(weight_map, count, described.layers, head=whole_class)
-    kept = _dtype(dtype, device, source, wanted, config)
+    choice = _dtype(dtype, device, source, wanted, config)
+    slow = processor.warning(choice.compute) if device.type == "cpu" else None
+    if slow is not None:
+        say(f"{slow}; {_UNQUANTISED if choice.why == _QUANTISED else _WIDER}")
+    kept = DTYPES[choice.compute]
     _cut(config, count)
     config.dtype = kept
     # transformers logs what it could not place; here it is read from the loading report instead, and refused.
@@ -359,7 +380,8 @@ def _load_layers(
         # It names the tokens that end an answer, sometimes more of them than the tokenizer does.
         if head and (source.folder / "generation_config.json").exists():
             (folder / "generation_config.json").symlink_to((source.folder / "generation_config.json").resolve())
-        model, info = _build(source, folder, options, whole_class, step)
+        with as_stored() if choice.widened else nullcontext():
+            model, info = _build(source, folder, options, whole_class, step)
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UnsupportedArchitecture(
@@ -377,7 +399,10 @@ def _load_layers(
             model.set_submodule(path, nn.Identity())
     if whole_class and not head:
         model = getattr(model, model.base_model_prefix)
-    return model.eval().to(device)
+    model = model.eval().to(device)
+    if choice.widened:
+        keep_narrow(model)
+    return model, choice
 
 
 def _quantised_by(config: Any) -> str | None:
@@ -492,23 +517,22 @@ def _cut(config: Any, count: int) -> None:
     config.num_hidden_layers = count
 
 
-def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str], config: Any) -> torch.dtype:
-    if asked in DTYPES:
-        return DTYPES[asked]
-    if asked != "auto":
+def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str], config: Any) -> processor.Choice:
+    if asked != "auto" and asked not in DTYPES:
         raise BadStudy(f"no dtype {asked!r}; there are: auto, {', '.join(DTYPES)}")
-    if _quantised_by(config) and isinstance(config.dtype, torch.dtype):
-        return config.dtype  # its scales were made for it
-    if device.type != "cpu":
-        return torch.bfloat16
-    elements = 0
-    stored = torch.float32
-    for file in sorted(set(wanted.values())):
+    if asked == "auto" and _quantised_by(config) and config.dtype in DTYPES.values():
+        return processor.as_it_is(str(config.dtype).removeprefix("torch."), _QUANTISED)
+    if asked == "auto" and device.type != "cpu":
+        return processor.as_it_is("bfloat16", "on a GPU")
+    elements: Counter[str] = Counter()
+    for file in sorted(set(wanted.values())) if asked == "auto" else ():
         for key, entry in _header(source, file)[0].items():
             if key in wanted:
-                elements += math.prod(entry["shape"])
-                stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(entry["dtype"], stored)
-    return torch.float32 if elements <= FP32_PARAMETERS else stored
+                elements[entry["dtype"]] += math.prod(entry["shape"])
+    # Most of it counts: norms are often kept wider than the rest. Other kinds (F8, F64) are read as float32.
+    known = {"BF16": "bfloat16", "F16": "float16"} if elements.keys() <= {"BF16", "F16", "F32"} else {}
+    most = max(elements, key=elements.__getitem__, default="")
+    return processor.choose(asked, known.get(most, "float32"), elements.total())
 
 
 def _first_line(fault: BaseException) -> str:

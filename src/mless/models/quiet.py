@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 #: Told how many of how many are done.
 Count = Callable[[int, int], None]
 
@@ -49,6 +51,38 @@ def counting_gguf_tensors(count: Count) -> Generator[None]:
     finally:
         if bar is not None:
             reader.tqdm = bar
+
+
+@contextmanager
+def reading_gguf_once() -> Generator[None]:
+    """Inside the block a GGUF's header is parsed once, however often it is opened. Its vocabulary alone takes seconds each time."""
+    import gguf
+
+    own: Any = gguf.GGUFReader
+    opened: dict[tuple[Any, ...], Any] = {}
+
+    class Reader(own):
+        # A memory map makes a memory map of every string that is cut out of it, which takes most of the time; a plain view does not.
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = mapped.view(np.ndarray)
+
+    def reader(path: Any, *mode: Any) -> Any:
+        key = (str(path), *mode)
+        if key not in opened:
+            opened[key] = Reader(path, *mode)
+        return opened[key]
+
+    holder: Any = gguf
+    holder.GGUFReader = reader
+    try:
+        yield
+    finally:
+        holder.GGUFReader = own
 
 
 def _counted(things: Collection[Any], count: Count) -> Iterator[Any]:

@@ -295,6 +295,7 @@ class _Model:
                 device=spec.device,
                 head=True,
                 trust_remote_code=self._trust,
+                say=told.say,
                 step=told.step,
             )
             self.tokenizer = self._loaded.tokenizer
@@ -387,9 +388,10 @@ def _answering_dtype(spec: StudySpec) -> str:
     """bfloat16 where it is faster: on a GPU, and on a CPU with matrix units for it."""
     import torch
 
-    if spec.dtype == "auto" and spec.device in ("auto", "cpu") and not torch.cuda.is_available():
-        return "bfloat16" if torch.cpu._is_amx_tile_supported() else "auto"  # pyright: ignore[reportPrivateUsage]
-    return spec.dtype
+    from mless.models import processor
+
+    on_cpu = spec.device == "cpu" or (spec.device == "auto" and not torch.cuda.is_available())
+    return processor.for_answers() if spec.dtype == "auto" and on_cpu else spec.dtype
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -580,7 +582,7 @@ class _Run:
             "questions": {item.id: item.question for item in asked.items},
             "seeds": {"study": spec.seed},
             "engine": dict(about),
-            "device": {"kind": about.get("device"), "dtype": about.get("dtype")},
+            "device": {"kind": about.get("device"), "dtype": about.get("dtype")} | about.get("computing", {}),
             "implementations": {"engine": about.get("engine"), "grading": "math-verify, guarded"},
             "trust_remote_code": self.trust_remote_code,
             "versions": versions(),

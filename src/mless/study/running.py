@@ -218,6 +218,7 @@ def _compute(
         dtype=spec.dtype,
         device=spec.device,
         trust_remote_code=trust_remote_code,
+        say=told.say,
         step=told.step,
     )
     loaded = time.monotonic()
@@ -273,7 +274,7 @@ def _compute(
         "layers": layers,
         "heads": heads,
         "seeds": {"study": spec.seed},
-        "device": {"kind": str(model.device), "dtype": model.dtype},
+        "device": {"kind": str(model.device)} | model.computing(),
         "implementations": dict(measurement.implementations),
         "proofs": proofs,
         "trust_remote_code": trust_remote_code,
