@@ -926,6 +926,30 @@ def test_every_answer_keeps_why_it_was_judged_so() -> None:
     assert [row["reference"] for row in found] == ["18", "18", "18", "18", "0.5", "7 8 9", "3 4 5"]
     assert [row["cluster"] for row in found] == [item.cluster for item in items]
     assert [row["finish"] for row in found] == [finish for _, finish in given]
+    assert [row["stated"] for row in found] == [True, True, None, None, True, True, True]
+
+
+def test_an_answer_is_stated_or_guessed() -> None:
+    given = [("3 + 2 = 5", "stop"), ("To add 3 and 2, you simply add them.", "stop"), ("Add them.", "stop")]
+    items = [Item(f"q{n}", "What is 3 + 2?", "5") for n in (1, 2, 3)]
+    found = judged(replies(*given), items, "arithmetic-1", AccuracyTable()).to_pylist()
+    assert [(row["extracted"], row["stated"]) for row in found] == [("5", True), ("2", False), (None, None)]
+
+
+def test_a_folder_judged_by_older_rules_is_judged_anew(script: Callable[..., Path], tmp_path: Path) -> None:
+    data = write_items(tmp_path / "sums.jsonl", *[{"answer": str(n)} for n in (1, 2, 3, 4)])
+    path, out = script(RIGHT), tmp_path / "r"
+    run_script(path, data, out)
+    whole = tables_of(out)
+    folder = ResultFolder(out)
+    about = folder.manifest()
+    assert about is not None
+    folder.write_manifest(about | {"analysis": "of an older version"})
+    folder.write_table("answers", folder.read_table("answers").drop_columns("stated"))
+    assert "stated" not in folder.read_table("answers").column_names
+    assert run_script(path, data, out).fresh
+    assert tables_of(out) == whole
+    assert folder.read_table("answers").column("stated").null_count < 4 * 3
 
 
 def test_a_task_has_its_rules_and_a_study_may_have_others() -> None:

@@ -24,7 +24,8 @@ from mless.errors import BadData, BadFolder, BadStudy
 from mless.figures import draw
 from mless.report import publish
 from mless.store import ResultFolder
-from mless.study.imported import import_results
+from mless.study.foreign import Scored
+from mless.study.imported import import_results, stated_of
 from mless.values import FigureSpec
 
 BEFORE, AFTER = pair(gained=14, lost=3, n=60)
@@ -165,6 +166,28 @@ def test_samples_of_lm_eval_are_paired_by_item_and_tested(tmp_path: Path):
     one = answers["mless", "0"]
     assert (one["text"], one["extracted"], one["correct"], one["reference"]) == ("it is 42", "42", True, "42")
     assert one["why"] == "exact_match = 1.0, by lm-eval"
+    assert all(a["stated"] is (None if a["extracted"] is None else True) for a in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "extracted", "how", "stated"),
+    [
+        ("it is 42", "42", "strict-match", True),
+        ("it is 42", "42.0", "strict-match", True),
+        ("Add 40 and 2.", "2", "flexible-extract", False),
+        ("The answer is 42. I used 3 steps.", "3", "flexible-extract", False),  # a guess of theirs, though a result is stated
+        ("The answer is 42.", "The answer is 42.", "none", True),
+        ("So (b) is correct.", "B", "choice", True),
+        ("Paris", "Paris", "none", None),
+        ("A: -1.00; B: -2.00", "A", "likeliest", None),
+        ("no idea", None, "none", None),
+    ],
+)  # fmt: skip
+def test_an_answer_that_another_program_found_is_stated_or_guessed(
+    text: str, extracted: str | None, how: str, stated: bool | None
+):
+    row = Scored("0", 0, "", "?", "42", text, extracted, how, {"acc": 1})
+    assert stated_of(row) is stated
 
 
 def test_holm_is_over_the_conditions_and_a_control_is_one(tmp_path: Path):

@@ -24,7 +24,8 @@ from mless.values import Condition, condition_of, condition_words
 #: Why an answer, or its reference, was compared as text though it may be mathematics.
 _UNREAD = [tasks.NOTES[key] for key in ("long", "time", "memory", "crash", "reference", "answer")]
 #: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and
-#: the symbolic rule judged differently.
+#: the symbolic rule judged differently. `stated`: whether the text presents the answer as its result, or it was guessed (docs/extraction.md);
+#: null where there is no answer.
 ANSWERS = pa.schema(
     [
         ("model", pa.string()),
@@ -43,6 +44,7 @@ ANSWERS = pa.schema(
         ("how", pa.string()),
         ("disagree", pa.bool_()),
         ("cluster", pa.string()),
+        ("stated", pa.bool_()),
     ]
 )
 

@@ -30,7 +30,7 @@ from mless.study.identity import (
     slug,
     versions,
 )
-from mless.study.judging import REPLIES, write_judged
+from mless.study.judging import JUDGING, REPLIES, write_judged
 from mless.study.running import Outcome, Progress, check_arm, check_prompt
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.values import Condition, Item, Prompt
@@ -77,7 +77,7 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     identity = opened.identity(spec, settings, items)
     folder = ResultFolder(out if out is not None else default_folder(spec, opened.label))
     stored = folder.manifest()
-    analysis = digest([{key: getattr(settings, key) for key in ANALYSIS}, [item.cluster for item in items]])
+    analysis = digest([{key: getattr(settings, key) for key in ANALYSIS}, [item.cluster for item in items], JUDGING])
     if stored is not None:
         check_same(folder, stored, identity)
         _check_slots(folder, stored, settings)

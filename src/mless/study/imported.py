@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mless import __version__
+from mless import __version__, tasks
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
 from mless.study.accuracy import ANSWERS, accuracy_table
@@ -213,7 +213,29 @@ def _answer(row: Scored, metric: str, condition: str, one: Results) -> dict[str,
         key: getattr(row, key)
         for key in ("item", "sample", "text", "extracted", "n_tokens", "finish", "reference", "how")
     }
-    return kept | {"condition": condition, "seed": 0, "correct": right, "why": why, "disagree": False, "cluster": None}
+    kept |= {"condition": condition, "seed": 0, "correct": right, "why": why, "disagree": False, "cluster": None}
+    return kept | {"stated": stated_of(row)}
+
+
+def stated_of(row: Scored) -> bool | None:
+    """Whether the text states the answer that the other program took from it; null where that cannot be told.
+
+    The program found the answer by a rule of its own. It is stated where our rules find the same one and call it stated. Likelihoods of
+    given choices have no text, and for an answer in words there is no rule.
+    """
+    answer = (row.extracted or "").strip()
+    if not answer or row.how.startswith("likeliest"):
+        return None
+    letter = re.fullmatch(r"\(?[A-Za-z]\)?", answer)
+    if letter is None and not any(sign.isdigit() for sign in answer):
+        return None
+    found = tasks.extract(row.text, ("choice",) if letter else tasks.DEFAULT_RULES)
+    if found.text is None:
+        return False
+    same = answer == row.text.strip() or tasks.vote_of(found.text) == tasks.vote_of(
+        answer.strip("()").upper() if letter else answer
+    )
+    return bool(found.stated) and same
 
 
 def _settings(none: Results, margin: float) -> AccuracyTable:

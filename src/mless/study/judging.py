@@ -13,6 +13,9 @@ from mless.study.running import Progress
 from mless.study.spec import AccuracyTable
 from mless.values import Condition, Item
 
+#: Raised when extraction or grading change, so that a stored folder is judged anew when its command is run again.
+JUDGING = 2
+
 #: What is drawn is stored; how it is judged and compared can be computed anew at any time, so units do not hold it.
 REPLIES = pa.schema(
     [
@@ -63,6 +66,7 @@ def judged(
             "why": grade.why,
             "how": one.how,
             "disagree": grade.disagree,
+            "stated": one.stated,
         }
         row |= {"reference": references[row["item"]], "cluster": by_id[row["item"]].cluster}
     return pa.Table.from_pylist(rows, schema=ANSWERS)

@@ -1,7 +1,8 @@
-"""From a model's text to its answer: the last box (or boxes joined by "and"), the number after ####, the last number, a choice letter.
+"""From a model's text to its answer: the last box (or boxes joined by "and"), the number after ####, a number or letter given as result.
 
-Extraction only finds the answer; `grading` judges it. Each rule reads the text in one pass, so 100 kB of braces cost no more than
-100 kB of prose, and no text raises.
+Extraction only finds the answer; `grading` judges it. An answer is *stated* where the text presents it as its result, and *guessed* where it is
+only the last number of some prose, or the last letter in brackets (docs/extraction.md). Each rule reads the text in one pass, so 100 kB of braces
+cost no more than 100 kB of prose, and no text raises.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from mless.errors import BadStudy
+from mless.tasks.stating import stated_letter, stated_number
 
 Rule = Literal["boxed", "hashes", "number", "choice"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -35,12 +37,16 @@ DEFAULT_RULES: tuple[Rule, ...] = ("boxed", "hashes", "number")
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The answer found in a text, the rule that found it, and where it stands there (characters, `stop` not included)."""
+    """The answer found in a text, the rule that found it, and where it stands there (characters, `stop` not included).
+
+    `stated` tells whether the text presents it as its result; None where there is no answer, or where an answer comes from elsewhere.
+    """
 
     text: str | None
     how: How
     start: int = 0
     stop: int = 0
+    stated: bool | None = None
 
 
 NO_ANSWER = Extracted(None, "none")
@@ -86,12 +92,12 @@ def boxed(text: str) -> Extracted:
     while boxes and _joined(text[boxes[-1].end : first.begin]):
         first = boxes.pop()
         parts.append(first)
-    cuts = [_cut(text, box.start, box.stop, "boxed") for box in reversed(parts)]
+    cuts = [_cut(text, box.start, box.stop, "boxed", stated=True) for box in reversed(parts)]
     # What is boxed twice is one answer, said twice.
     contents = dict.fromkeys(cut.text or "" for cut in cuts)
     if len(contents) == 1:
         return cuts[-1]
-    return Extracted(", ".join(contents), "boxed", cuts[0].start, cuts[-1].stop)
+    return Extracted(", ".join(contents), "boxed", cuts[0].start, cuts[-1].stop, stated=True)
 
 
 class _Box(NamedTuple):
@@ -152,31 +158,59 @@ def _joined(between: str) -> bool:
 
 # --- numbers ---
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+# A digit of ASCII, or its full-width form as Chinese and Japanese text has it.
+_D = "[0-9０-９]"
+_SPACE_IN_NUMBER = "[\u00a0\u2009\u202f]"
+_PLAIN = rf"(?:{_D}{{1,3}}(?:,{_D}{{3}})+(?!{_D})(?:\.{_D}+)?|{_D}+(?:\.{_D}+)?|\.{_D}+)"
+_DIGITS = "|".join(
+    (
+        rf"{_D}{{4}}-{_D}{{2}}-{_D}{{2}}(?![\w-])",  # a date
+        rf"{_D}+(?::{_D}+){{1,2}}(?![\w:])",  # 10:30, 3:4
+        rf"{_D}{{1,6}}[ \u00a0]{_D}{{1,4}}/{_D}{{1,4}}(?![\w/])",  # 3 1/2
+        rf"{_D}{{0,6}}[ \u00a0]?[½¼¾⅓⅔⅕⅙⅛]",
+        rf"{_D}{{1,3}}(?:(?:\{{,\}}|\\,|{_SPACE_IN_NUMBER}){_D}{{3}})+(?!{_D})(?:\.{_D}+)?",  # 1{,}234 and 1 234 with a space that does not break
+        rf"{_D}{{1,3}}(?:[ ]{_D}{{3}}){{2,}}(?!\w|[.,/]{_D})",  # 1 234 567
+        rf"{_D}{{1,3}}(?:\.{_D}{{3}}){{2,}}(?!{_D})",  # 1.234.567
+        rf"{_D}{{1,2}}(?:,{_D}{{2}})+,{_D}{{3}}(?!{_D})",  # 12,34,567
+        rf"(?<![(\[{{,]){_D}+,{_D}{{1,2}}(?![\w,)\]}}]|\.{_D})",  # 3,5 with a decimal comma; in brackets, or in a longer row, it is a list
+        rf"{_D}+(?:\.{_D}+)?\s?(?:[×x*·]|\\times|\\cdot)\s?10\s?\^\s?(?:\{{[-−]?{_D}{{1,3}}\}}|[-−]?{_D}{{1,3}})",  # 3 × 10^8
+        rf"{_D}+(?:\.{_D}+)?[eE][-+]?{_D}{{1,3}}(?!\w|\.{_D})",  # 1e5
+        rf"{_D}+\^(?:\{{[-−]?{_D}{{1,4}}\}}|[-−]?{_D}{{1,4}})",  # 2^10
+        rf"{_PLAIN}(?:\s?/\s?{_PLAIN})?",
+    )
+)
 
 
 def _number_pattern(currency: str) -> str:
     # Not inside a word (x2, H2O), not behind a point or an exponent; a minus after a number or a bracket is a difference, not a sign.
-    sign = r"(?:(?<![\w)\]}.^])[-−+])?"
-    return rf"(?<![\w.^]){sign}(?:{currency}\s?)?(?<![\w.^]){_DIGITS}(?:\s?/\s?{_DIGITS})?(?:\s?\\?%)?"
+    sign = r"(?:(?<![\w)\]}.^０-９])[-−–+])?"
+    return rf"(?<![\w.^]){sign}(?:{currency}\s?)?(?<![\w.^])(?:{_DIGITS})(?:\s?\\?%)?"
 
 
 _NUMBER = re.compile(_number_pattern(r"\\?[$€£¥₹]"), re.ASCII)
 _FRACTION = r"\\[dtc]?frac\s?(?:\{\s?-?\d{1,40}\s?\}\s?\{\s?-?\d{1,40}\s?\}|\d\s?\d(?!\d))"
 # In LaTeX a bare dollar opens mathematics; only an escaped one is money.
 _LATEX_NUMBER = re.compile(
-    rf"(?:(?<![\w)\]}}.^])[-−+])?(?:(?<![\w.^]){_DIGITS}\s?)?{_FRACTION}(?:\s?\\?%)?|"
+    rf"(?:(?<![\w)\]}}.^])[-−+])?(?:(?<![\w.^]){_PLAIN}\s?)?{_FRACTION}(?:\s?\\?%)?|"
     + _number_pattern(r"(?:\\[$]|[€£¥₹])"),
     re.ASCII,
 )
 
 
 def number(text: str, *, latex: bool = False) -> Extracted:
-    """The last number as it is written: sign, currency, thousands separators, a/b, per cent; with `latex` also ``\\frac``."""
-    last: re.Match[str] | None = None
-    for match in (_LATEX_NUMBER if latex else _NUMBER).finditer(text):
-        last = match
-    return _cut(text, last.start(), last.end(), "number") if last else NO_ANSWER
+    """The number that the text states as its result, else, as a guess, its last one.
+
+    It is taken as it is written: sign, currency, thousands separators, a/b, 3 1/2, 1e5, 10:30, per cent; ``\\frac`` too with `latex`, or
+    where the text has one.
+    """
+    pattern = _LATEX_NUMBER if latex or "frac" in text else _NUMBER
+    # Between two dollars it is mathematics, with one it is money.
+    spans = [
+        (match.start() + (match[0][0] == "$" == text[match.end() : match.end() + 1]), match.end())
+        for match in pattern.finditer(text)
+    ]
+    found = stated_number(text, spans)
+    return _cut(text, *spans[found.at], "number", stated=found.stated) if found else NO_ANSWER
 
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
@@ -194,45 +228,19 @@ def hashes(text: str) -> Extracted:
         if (found := _NUMBER.match(text, start, match.end())) is None and text.startswith("$", start):
             found = _NUMBER.match(text, start + 1, match.end())
         if found and _ONLY_UNIT.fullmatch(text, found.end(), match.end()):
-            best = _cut(text, found.start(), found.end(), "hashes")
+            best = _cut(text, found.start(), found.end(), "hashes", stated=True)
     return best
 
 
 # --- choice letters ---
 
-_SAID = re.compile(
-    r"\b(?i:answer|option|choice)(?i:\s+is)?(?i:\s+(?:option|choice))?[\s:=*$]{0,10}"
-    r"(?:\\(?:boxed|fbox|text|textbf|mathrm)\{\s?){0,2}(?:\(\s?([A-Ea-e])\s?\)|([A-E])(?![\w'’+/^=-]))"
-)
-_ALONE = re.compile(r"[\s(\[*$]{0,10}(?:\\(?:text|textbf|mathrm)\{\s?)?\(?([A-Ea-e])\s?[)\].:}*$\s]{0,10}")
-_BRACKETED = re.compile(r"\(\s?([A-E])\s?\)")
-_LINE = re.compile(r"^[ \t*]{0,10}([A-E])[.):](?![^\s*])", re.MULTILINE)
-
 
 def choice(text: str) -> Extracted:
-    """The chosen letter A to E: "answer is B", then the letter alone, then the last "(B)", then a single line "B. …"."""
-    last: re.Match[str] | None = None
-    for match in _SAID.finditer(text):
-        last = match
-    if last is not None:
-        return _letter(last, 1 if last[1] else 2)
-    # All that may stand around the letter fits into 64 characters; a longer text is not a letter alone.
-    stripped = text.strip()
-    if len(stripped) <= 64 and (
-        alone := _ALONE.fullmatch(text, text.find(stripped), text.find(stripped) + len(stripped))
-    ):
-        return _letter(alone, 1)
-    for match in _BRACKETED.finditer(text):
-        last = match
-    if last is not None:
-        return _letter(last, 1)
-    # Several such lines are the options told again, not a choice among them.
-    lines = list(_LINE.finditer(text))
-    return _letter(lines[0], 1) if len(lines) == 1 else NO_ANSWER
-
-
-def _letter(match: re.Match[str], group: int) -> Extracted:
-    return Extracted(match[group].upper(), "choice", match.start(group), match.end(group))
+    """The chosen letter: what the text calls its answer ("answer is B", ``\\boxed{B}``), else, as a guess, the last "(B)" that it does not deny."""
+    found = stated_letter(text)
+    if found is None:
+        return NO_ANSWER
+    return Extracted(text[found.start : found.stop].upper(), "choice", found.start, found.stop, found.stated)
 
 
 def _stripped(part: str) -> str:
@@ -245,9 +253,9 @@ def _stripped(part: str) -> str:
     return inner
 
 
-def _cut(text: str, start: int, stop: int, how: How) -> Extracted:
+def _cut(text: str, start: int, stop: int, how: How, *, stated: bool) -> Extracted:
     """Without the white space around it."""
     part = text[start:stop]
     inner = _stripped(part)
     start += len(part) - len(part.lstrip())
-    return Extracted(inner, how, start, start + len(inner)) if inner else NO_ANSWER
+    return Extracted(inner, how, start, start + len(inner), stated) if inner else NO_ANSWER
