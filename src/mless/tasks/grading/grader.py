@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from fractions import Fraction
 from types import TracebackType
-from typing import Literal, cast
+from typing import cast
 
 from mless.errors import BadData, BadStudy
 from mless.tasks.extracting import Extracted
-from mless.tasks.grading.reading import TOKEN, Reading, approximates, bare, read, words_of
+from mless.tasks.grading.parts import aligned, shape, shapes_differ, value_side
+from mless.tasks.grading.reading import MAX_NUMBER, Reading, approximates, bare, read, words_of
 from mless.tasks.grading.worker import Fault, Worker
 
 #: Longer texts are compared as text only: no reference is this long, and a parser's time grows faster than its text.
@@ -43,64 +45,8 @@ class Grade:
 
 # --- comparing ---
 
-_ASSIGNED = re.compile(r"(^|, )(?:[A-Za-z]|\\[a-z]+)(?:_\w|_\{\w{1,5}\})?(?:\([A-Za-z]\))?=")
-_MEMBER = re.compile(r"[A-Za-z]\\in ?")
-
-
-def _value_side(one: Reading, other: Reading) -> Reading | None:
-    """`one` without the name it gives its value, where `other` is a bare value; None where it is an equation to be solved."""
-    text = _MEMBER.sub("", one.text, count=1) if _MEMBER.match(one.text) and r"\in" not in other.text else one.text
-    if "=" in text and "=" not in other.text:
-        text = _ASSIGNED.sub(r"\1", text)
-        left, equal, right = text.rpartition("=")
-        if equal:
-            if re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+|\\text\{[^{}]*\}", "", left)) and re.search(
-                r"[-+/^\d]|\\(?:cdot|frac|sqrt)", left
-            ):
-                return None
-            text = right
-    if text == one.text:
-        return one
-    # Read anew: what was an equation may now be a number with a unit.
-    again = read(text)
-    return replace(again, unit=again.unit or one.unit, percent=again.percent or one.percent)
-
-
-_Shape = Literal["set", "tuple", "interval", "list", "other"]
-
-
-def _shape(text: str) -> tuple[_Shape, int]:
-    """What the brackets around the whole say it is, and its number of elements."""
-    depth = 0
-    top = inner = 0
-    closes_early = False
-    tokens: list[str] = TOKEN.findall(text)
-    for place, token in enumerate(tokens):
-        if token in ("(", "[", r"\{", "{"):
-            depth += 1
-        elif token in (")", "]", r"\}", "}"):
-            depth -= 1
-            closes_early |= depth == 0 and place < len(tokens) - 1
-        elif token == ",":
-            top += depth == 0
-            inner += depth == 1
-    if top:
-        return "list", top + 1
-    if closes_early or not tokens or not inner:
-        return ("set", inner + 1) if tokens and not closes_early and tokens[0] == r"\{" else ("other", 1)
-    ends = tokens[0] + tokens[-1]
-    kinds: dict[str, _Shape] = {r"\{\}": "set", "()": "tuple", "[]": "interval", "[)": "interval", "(]": "interval"}
-    return kinds.get(ends, "other"), inner + 1
-
-
-def _shapes_differ(answer: str, reference: str) -> bool:
-    """Where math-verify would take a set for a tuple, or drop what is said twice in a list."""
-    (one, n), (two, m) = _shape(answer), _shape(reference)
-    if {one, two} == {"set", "tuple"}:
-        return True
-    if n == m or re.search(r"\\(?:pm|le|ge|cup|in)(?![a-z])|[<>=]", answer + reference):
-        return False
-    return {one, two} <= {"list", "tuple"} or {one, two} == {"list", "other"}
+_OPTION = re.compile(r"\(?([A-J])[.):]\s+\S")
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 
 
 def _same_number(answer: Reading, reference: Reading) -> bool:
@@ -111,6 +57,23 @@ def _same_number(answer: Reading, reference: Reading) -> bool:
         return a == r
     # "What percent …" is answered 50, 50% or 0.5.
     return a == r or (a / 100 == r if answer.percent else a == r / 100)
+
+
+def _same_with_decimal_comma(answer: Reading, reference: Reading) -> bool:
+    """1000,99 beside 1000.99. What may be a thousands separator (1,234) is one."""
+    for one, other in ((answer, reference), (reference, answer)):
+        match = _DECIMAL_COMMA.fullmatch(bare(one.source)) if len(one.source) <= MAX_NUMBER else None
+        if match and other.number is not None and other.digits and one.percent == other.percent:
+            thousands = len(match[2]) == 3 and 1 <= len(match[1].lstrip("+-")) <= 3 and match[1].lstrip("+-")[0] != "0"
+            if not thousands and Fraction(f"{match[1]}.{match[2]}") == other.number:
+                return True
+    return False
+
+
+def _option(answer: str, reference: Reading) -> str:
+    """The letter of "C. x = 42" where the other side is a letter alone."""
+    match = _OPTION.match(bare(answer)) if len(reference.text) == 1 and "A" <= reference.text <= "J" else None
+    return match[1] if match else ""
 
 
 def _units_differ(answer: Reading, reference: Reading) -> bool:
@@ -177,22 +140,27 @@ class Grader:
             return Grade(False, "no answer", None, None, False)
         a, r = read(answer), read(reference)
         # 100,200,300 is a number, unless the reference is a list of three.
-        if a.merged != r.merged and "list" in (_shape(a.text)[0], _shape(r.text)[0]):
+        if a.merged != r.merged and "list" in (shape(a.text)[0], shape(r.text)[0]):
             a, r = read(answer, thousands=False), read(reference, thousands=False)
         if not a.text and not r.text:  # nothing but layout: a full stop is no comma
             same = bare(answer) == bare(reference)
             return Grade(same, "same text" if same else "other text", None, same, False)
         if a.text == r.text and a.percent == r.percent and not _units_differ(a, r):
             return Grade(True, "same text", None, True, False)
-        if a.words is not None or r.words is not None:
-            same = words_of(answer) == words_of(reference)
+        if letter := _option(answer, r) or _option(reference, a):
+            same = letter in (a.text, r.text)
+            return Grade(same, "same letter" if same else "other letter", None, same, False)
+        value, wanted = value_side(a, r), value_side(r, a)
+        # Of "total = 100" only the value is compared, so that its word does not count.
+        one, two = value or a, wanted or r
+        if one.words is not None or two.words is not None:
+            same = words_of(one.source) == words_of(two.source)
             return Grade(same, f"{'same' if same else 'other'} text; {NOTES['words']}", None, same, False)
         if a.based or r.based:
             same = a.based == r.based
             return Grade(same, "same digits in the same base" if same else "other digits or base", None, same, False)
         if _units_differ(a, r):
             return Grade(False, f"other unit: {_short(a.unit)}, not {_short(r.unit)}", None, False, False)
-        value, wanted = _value_side(a, r), _value_side(r, a)
         if value is None or wanted is None:
             return Grade(False, "an equation against a value", None, False, False)
         if _units_differ(value, wanted):
@@ -206,13 +174,17 @@ class Grader:
             if not r.digits and r.number.denominator > 1 and a.percent == r.percent and approximates(a, r.number):
                 return Grade(True, f"same number to {a.digits} digits", True, False, True)
             return Grade(False, "other number", False, False, False)
+        if _same_with_decimal_comma(a, r):
+            return Grade(True, "same number, with a decimal comma", True, True, False)
+        a, r, repeats = aligned(a, r)
+        repeated = "; what it repeats counts once" if repeats else ""
         if a.text and a.text == r.text and a.percent == r.percent:
-            return Grade(True, "same text", None, True, False)
-        if _shapes_differ(a.text, r.text):
+            return Grade(True, f"same text{repeated}", None, True, False)
+        if shapes_differ(a.text, r.text):
             return Grade(False, "another kind or number of elements", None, False, False)
         verdict = self._ask(a, r)
         if isinstance(verdict, bool):
-            return Grade(verdict, "same value" if verdict else "other value", verdict, False, verdict)
+            return Grade(verdict, f"same value{repeated}" if verdict else "other value", verdict, False, verdict)
         return Grade(False, f"other text; {NOTES[verdict]}", None, False, False)
 
     def _ask(self, a: Reading, r: Reading) -> bool | Fault:

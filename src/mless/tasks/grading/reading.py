@@ -22,18 +22,26 @@ def _table(rows: str) -> dict[str, str]:
     return {name: target.strip() for names, target in pairs for name in names.split()}
 
 
-_COMMANDS = r"\cdot \cdot \cdot \pi \infty \le \ge \ne \pm \cup \cap \in \sqrt".split()
+_COMMANDS = r"\cdot \cdot \cdot \pi \infty \le \ge \le \ge \le \ge \ne \pm \cup \cap \in \sqrt \emptyset".split()
 _SIGNS = str.maketrans(
     {
         # The space keeps a command apart from the letter behind it.
-        **{sign: f"{command} " for sign, command in zip("×·⋅π∞≤≥≠±∪∩∈√", _COMMANDS, strict=True)},
+        **{sign: f"{command} " for sign, command in zip("×·⋅π∞≤≥⩽⩾≦≧≠±∪∩∈√∅", _COMMANDS, strict=True)},
         **dict(zip("−–÷²³’½¼¾", r"- - / ^2 ^3 ' \frac{1}{2} \frac{1}{4} \frac{3}{4}".split(), strict=True)),
-        **dict.fromkeys("\u00a0\u2009\u202f~", " "),
+        **dict.fromkeys("\u00a0\u2009\u202f\u3000~", " "),
+        # Full-width letters, digits and signs, as Chinese and Japanese texts write them.
+        **{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5E)},
+        "、": ",",
+        "。": ".",
     }
 )
 _DROPPED = {rf"\{word}" for word in "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle limits".split()}
 _SPACES = {r"\,", r"\;", r"\:", r"\>", "\\ ", "\\\n", r"\quad", r"\qquad", r"\space", r"\thinspace"}
-_TEXTS = {rf"\{word}" for word in "text mbox hbox textbf textit textrm mathrm mathbf mathit operatorname".split()}
+_TEXTS = {
+    rf"\{word}"
+    for word in "text mbox hbox textnormal textup textbf textit textrm textsf texttt emph mathrm mathbf mathit mathsf operatorname".split()
+}
+_UPRIGHT = (r"\mathrm", r"\operatorname", r"\mathit")
 _RENAMED = _table(r"""
     \dfrac \tfrac \cfrac → \frac
     \leq \leqslant → \le
@@ -53,6 +61,11 @@ _RENAMED = _table(r"""
     infinity inf → \infty
 """)
 _FUNCTIONS = frozenset("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp min max lim det".split())
+_NO_SOLUTION = frozenset(
+    "no solution,no solutions,no real solution,no real solutions,there is no solution,there are no solutions,empty set,the empty set".split(
+        ","
+    )
+)
 _SHORT_WORDS = frozenset("no on or if is it up am pm".split())
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _DEGREE = re.compile(r"\^\s{0,3}(?:\{\s{0,3}\\circ\s{0,3}\}|\\circ(?![A-Za-z]))")
@@ -129,6 +142,7 @@ class Reading:
     number: Fraction | None = None
     based: tuple[str, str] | None = None
     merged: bool = False  # digits were joined over a thousands separator
+    source: str = ""  # what was read
 
     @property
     def digits(self) -> int:
@@ -141,11 +155,14 @@ class Reading:
 def read(raw: str, thousands: bool = True) -> Reading:
     tokens, currency = _tokens(raw)
     tokens, merged = _commas(tokens, thousands)
+    tokens = _semicolons(tokens)
     tokens = _scaled(tokens)
     tokens, unit, percent = _unit(tokens)
     tokens = _unwrapped(tokens)
     words = _words(tokens)
     text = _joined(_braced(tokens))
+    if words in _NO_SOLUTION or text == r"\{\}":
+        words, text = None, r"\emptyset"
     return Reading(
         text=text,
         unit=unit or currency,
@@ -154,12 +171,13 @@ def read(raw: str, thousands: bool = True) -> Reading:
         number=_number(text),
         based=_based(text),
         merged=merged,
+        source=raw,
     )
 
 
 def _tokens(raw: str) -> tuple[list[str], str]:
     """Tokens without layout, \\text{…} as one of them, and the currency in front."""
-    text = bare(raw.translate(_SIGNS))
+    text = bare(_relations(_unescaped(raw.translate(_SIGNS))))
     text = _DEGREE.sub("°", re.sub(r"\\!\s*", "", text).replace("{,}", ","))
     pieces: list[str] = TOKEN.findall(text)
     out: list[str] = []
@@ -172,12 +190,19 @@ def _tokens(raw: str) -> tuple[list[str], str]:
         if piece in _TEXTS:
             content, at = _group(pieces, at)
             word = " ".join("".join(content).split())
+            if piece in _UPRIGHT and word in ("e", "i"):  # the numbers, set as names are
+                out.append(word)
+                begun = True
+                continue
             if word.lower() in ("and", "or"):
                 out.append(",")
             elif any(sign.isalpha() for sign in word):
                 out += [" ", rf"\text{{{word}}}", " "]
             else:
                 out += content
+        elif piece == r"\overline" and "".join(segment := _group(pieces, at)[0]).isupper():  # the segment AB
+            out += segment
+            at = _group(pieces, at)[1]
         elif piece in ("$", r"\$", "€", "£", "¥", "₹"):
             currency = currency if begun else _UNIT_NAMES[piece.lstrip("\\")]
             continue
@@ -193,14 +218,38 @@ def _tokens(raw: str) -> tuple[list[str], str]:
     return out, currency
 
 
+# Commands that begin no line, so that a doubled backslash before them is no line break.
+_COMMON = "[dtc]?frac|sqrt|left|right|text[a-z]{0,6}|mathrm|pi|cdot|times|l[et]q?|g[et]q?|neq?|pm|cup|cap|in|infty|circ|theta|alpha|boxed"
+_DOUBLED = re.compile(rf"\\\\(?=(?:{_COMMON})(?![A-Za-z]))")
+_GLUED = re.compile(r"(?<=[\d)\]}])(and|or)(?=[A-Z\d(\[-])")  # x=1orX=2
+_RELATION = re.compile(r"([<>])=|(?<![\d)!])!=")
+
+
+def _unescaped(text: str) -> str:
+    """Commands with one backslash, where a text was written as in a program's string, with two."""
+    if "\\\\" not in text:
+        return text
+    if all(len(run) % 2 == 0 for run in re.findall(r"\\+", text)) and re.search(r"\\[A-Za-z]{2}", text):
+        return text.replace("\\\\", "\\")
+    return text if r"\begin" in text else _DOUBLED.sub(r"\\", text)
+
+
+def _relations(text: str) -> str:
+    """``>=``, ``<=`` and ``!=`` as LaTeX has them; after a digit or a bracket the last is a factorial and an equals sign."""
+    text = _GLUED.sub(r" \1 ", text)
+    return _RELATION.sub(lambda match: {"<": r"\le ", ">": r"\ge ", None: r"\ne "}[match[1]], text)
+
+
 def bare(text: str) -> str:
-    """Without white space, mathematical delimiters, markdown stars and the full stop of its sentence."""
+    """Without white space, mathematical delimiters, markdown stars, the full stop of its sentence and a last line break."""
     pairs = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
     for _ in range(8):
         before = text
         text = text.strip()
         if not text.endswith(("\\.", "\\,", "\\;", "\\:")):
             text = text.rstrip(".,;:").rstrip()
+        if text.endswith("\\") and len(text) > 1:
+            text = text.rstrip("\\").rstrip() or text
         for left, right in pairs:
             if len(text) >= len(left) + len(right) and text.startswith(left) and text.endswith(right):
                 text = text[len(left) : -len(right)]
@@ -259,6 +308,26 @@ def _commas(tokens: list[str], thousands: bool) -> tuple[list[str], bool]:
     while out and out[-1] in (" ", ", "):
         out.pop()
     return out, merged
+
+
+def _semicolons(tokens: list[str]) -> list[str]:
+    """Semicolons as commas; around groups of them, "5, 2; 7, 2", they separate tuples."""
+    if ";" not in tokens:
+        return tokens
+    depth = 0
+    top: set[str] = set()
+    groups: list[list[str]] = [[]]
+    for token in tokens:
+        depth += (token in ("(", "[", r"\{", "{")) - (token in (")", "]", r"\}", "}"))
+        if depth == 0 and token in (", ", ";"):
+            top.add(token)
+        if token == ";" and depth == 0:
+            groups.append([])
+        elif not (token == " " and groups[-1][-1:] in ([], [", "])):
+            groups[-1].append(", " if token == ";" else token)
+    if len(top) == 2:
+        groups = [["(", *_trimmed(group), ")"] if ", " in group else group for group in groups]
+    return [token for group in groups for token in (", ", *_trimmed(group))][1:]
 
 
 def _scaled(tokens: list[str]) -> list[str]:
@@ -345,7 +414,8 @@ def _words(tokens: list[str]) -> str | None:
         if token.startswith(r"\text{"):
             found = True
         elif token.isalpha() and token.lower() not in _FUNCTIONS:
-            if place > 1 and tokens[place - 1] == "{" and tokens[place - 2] in (r"\begin", r"\end"):
+            # An environment's name, or an index.
+            if place > 1 and tokens[place - 1] == "{" and tokens[place - 2] in (r"\begin", r"\end", "_"):
                 continue
             spaced = place == 0 or tokens[place - 1] in (" ", ", ")
             found |= (
