@@ -746,6 +746,7 @@ def test_what_is_recorded_of_it(llama: LoadedModel) -> None:
         "attention": "sdpa over the filled cache",
         "decode": "eager",
         "dtype": "float32",
+        "computing": llama.computing(),
         "device": "cpu",
         "device_name": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

@@ -113,7 +113,7 @@ def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
     size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
     own: list[tuple[str, object]]
     if isinstance(folder, StoredAnswers):
-        engine = {key: value for key, value in folder.engine.items() if key != "promise"}
+        engine = {key: value for key, value in folder.engine.items() if key not in ("promise", "computing")}
         promise = folder.engine.get("promise")
         own = [("Answers", decoding_of(folder)), ("Engine", engine), ("What it promises", promise)]
     elif isinstance(folder, StoredResults):
