@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from mless.errors import BadStudy
 from mless.stats import (
+    Again,
     McNemar,
     items_for_effect,
+    items_for_equivalence,
     mcnemar_power,
     needs_both,
     p_of_both,
@@ -23,6 +25,7 @@ from mless.stats import (
     smallest_detectable_effect,
     smallest_detectable_mean,
     split_items,
+    verdict_chances,
 )
 
 # ---- planning --------------------------------------------------------------------------------------------------------
@@ -97,6 +100,81 @@ def test_smallest_detectable_mean_agrees_with_statsmodels():
         assert smallest_detectable_mean(n, 0.3) == pytest.approx(0.3 * theirs, rel=1e-4)
     assert smallest_detectable_mean(50, 0.0) == 0
     assert math.isnan(smallest_detectable_mean(1, 0.3))
+
+
+@pytest.mark.parametrize(("n", "share", "effect"), [(40, 0.2, 0.0), (40, 0.2, 0.1), (300, 0.02, 0.005), (12, 1.0, 0.3)])
+def test_chances_of_the_verdicts_are_summed_over_every_table(n: int, share: float, effect: float):
+    """Without an A/A difference they are exact: every number of gains and losses, judged one by one."""
+    up, down = (share + effect) / 2, (share - effect) / 2
+    gained, lost = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
+    gained, lost = (one[gained + lost <= n] for one in (gained, lost))
+    same = n - gained - lost
+    rest = 0.0 if share == 1 else math.log(1 - share)
+    log = np.array(
+        [math.lgamma(n + 1) - sum(math.lgamma(k + 1) for k in one) for one in zip(gained, lost, same, strict=True)]
+    )
+    chance = np.exp(log + gained * math.log(up) + lost * math.log(down) + same * rest) * ((share < 1) | (same == 0))
+    claimed = paired.mcnemar_p(gained, lost, "exact") <= 0.02
+    equal = ~claimed & (paired.equivalence_p(gained, lost, n, 0.1) <= 0.05)
+    found = verdict_chances(n, share, 0.1, effect=effect, alpha_each=0.02)
+    assert found.rises == pytest.approx(chance[claimed & (gained > lost)].sum(), abs=1e-9)
+    assert found.drops == pytest.approx(chance[claimed & (gained < lost)].sum(), abs=1e-9)
+    assert found.equivalent == pytest.approx(chance[equal].sum(), abs=1e-9)
+    assert found.undecided == pytest.approx(1 - found.rises - found.drops - found.equivalent)
+
+
+def test_the_numbers_of_the_issue():
+    assert verdict_chances(500, 0.1, 0.02).equivalent == pytest.approx(0.0007, abs=1e-4)
+    # about 1,850 for the 8.4 % that changed there
+    assert (items_for_equivalence(0.02, 0.084), items_for_equivalence(0.02, 0.1)) == (1827, 2162)
+    alone = smallest_detectable_effect(500, 0.1)
+    powers = [mcnemar_power(500, alone, 0.1, 0.05 / m) for m in (3, 4)]
+    print(f"±{alone:.4f} under Holm of 3 and 4: {powers}")
+    assert [round(power, 2) for power in powers] == [0.66, 0.61]
+
+
+def test_a_run_of_none_that_repeats_itself_costs_nothing():
+    assert Again.planned(0.1, 0.0) is None
+    same = Again(0.1, 0.1)
+    for effect in (0.0, 0.03, 0.1):
+        assert mcnemar_power(200, effect, 0.1, again=same) == pytest.approx(mcnemar_power(200, effect, 0.1))
+    noisy = [mcnemar_power(200, 0.06, 0.1, again=Again.planned(0.1, share)) for share in (0.02, 0.05, 0.1, 0.2)]
+    assert all(a > b for a, b in itertools.pairwise([mcnemar_power(200, 0.06, 0.1), *noisy]))
+    quiet, both = smallest_detectable_mean(60, 0.3), smallest_detectable_mean(60, 0.3, again=(0.3, 0.5))
+    assert smallest_detectable_mean(60, 0.3, again=(0.3, 1.0)) == pytest.approx(quiet)
+    assert quiet < both
+    assert smallest_detectable_mean(60, 0.3, ties=0.01) == pytest.approx(quiet + 0.01)
+
+
+@settings(checked, max_examples=20)
+@given(st.integers(2, 400), st.floats(0.01, 1), st.floats(0, 1), st.floats(-1, 1), st.sampled_from([0.05, 0.0125]))
+def test_chances_are_chances(n: int, share: float, by_itself: float, effect: float, each: float):
+    again = Again.planned(share, 2 * share * by_itself * 0.99)
+    found = verdict_chances(n, share, 0.05, effect=effect * share, alpha_each=each, again=again)
+    parts = [found.rises, found.drops, found.equivalent, found.undecided]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(1)
+    mirrored = verdict_chances(n, share, 0.05, effect=-effect * share, alpha_each=each, again=again)
+    assert (mirrored.rises, mirrored.equivalent) == (pytest.approx(found.drops), pytest.approx(found.equivalent))
+    power = mcnemar_power(n, effect * share, share, each, again=again)
+    assert power == pytest.approx(found.rises + found.drops)
+    assert power <= mcnemar_power(n, effect * share, share, each) + 1e-9
+
+
+def test_what_chances_refuse():
+    with pytest.raises(BadStudy, match="margin must lie between 0 and 1"):
+        verdict_chances(100, 0.1, 0.0)
+    with pytest.raises(BadStudy, match="at most the share of items that change"):
+        verdict_chances(100, 0.1, 0.02, effect=0.2)
+    with pytest.raises(BadStudy, match="alpha must lie between 0 and 1"):
+        verdict_chances(100, 0.1, 0.02, alpha_each=0.0)
+    with pytest.raises(BadStudy, match=r"0 to twice the share that changes \(0\.1\); got 0\.3"):
+        Again.planned(0.1, 0.3)
+    with pytest.raises(BadStudy, match=r"again\.from_both: at most the smaller"):
+        mcnemar_power(100, 0.05, 0.1, again=Again(0.2, 0.15))
+    with pytest.raises(BadStudy, match="inside the margin"):
+        items_for_equivalence(0.02, 0.1, effect=0.02)
+    assert verdict_chances(1, 0.1, 0.02).undecided == 1
 
 
 # ---- rules of a fair comparison --------------------------------------------------------------------------------------

@@ -112,17 +112,24 @@ def equivalence(
     z = one_sided_quantile(level)
     if not 0 < margin < 1:
         raise BadStudy(f"margin must lie between 0 and 1, as 0.02 (two points) does; got {margin}")
-    from scipy.special import ndtr
-
     gained, lost, n = _changes(before, after)
     if n < 2:
         value = (gained - lost) / n if n else math.nan
         return Equivalence(math.nan, False, value, math.nan, math.nan, margin)
-    ends = np.array([-margin, margin])
-    below, above = _tango_score(np.array([gained, gained]), np.array([lost, lost]), n, ends)
-    p = float(max(ndtr(-below), ndtr(above)))
+    p = float(equivalence_p(np.array([gained]), np.array([lost]), n, margin)[0])
     lo, hi = _tango(np.array([gained]), np.array([lost]), n, z)
     return Equivalence(p, p <= 1 - level, (gained - lost) / n, float(lo[0]), float(hi[0]), margin)
+
+
+def equivalence_p(
+    gained: Int[np.ndarray, " tables"], lost: Int[np.ndarray, " tables"], n: int, margin: float
+) -> Float64[np.ndarray, " tables"]:
+    """The larger p of the two one-sided score tests against −margin and +margin, for many tables of n items at once."""
+    from scipy.special import ndtr
+
+    below = _tango_score(gained, lost, n, np.full(len(gained), -margin))
+    above = _tango_score(gained, lost, n, np.full(len(gained), margin))
+    return np.maximum(ndtr(-below), ndtr(above))
 
 
 def _tango_score(

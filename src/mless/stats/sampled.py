@@ -53,6 +53,20 @@ class ClusterDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSpread:
+    """What `smallest_detectable_mean` takes: the number of clusters, the sd of their differences, `again` and `ties`.
+
+    `again` is the sd of the differences from `none-again`, and their correlation with those from `none`. `ties` is half the step
+    between two means that the sign-flip test can tell apart: a tie counts against rejection, and costs an effect about so much.
+    """
+
+    clusters: int
+    sd: float
+    again: tuple[float, float] | None
+    ties: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class OverSeeds:
     """The accuracy of each seed, their mean and standard deviation (NaN with one seed)."""
 
@@ -137,6 +151,32 @@ def cluster_equivalence(
     p = float(stdtr(free, -nearest / error))
     half = float(stdtrit(free, level)) * error
     return Equivalence(p, p <= 1 - level, value, value - half, value + half, margin)
+
+
+def cluster_spread(
+    none: Bool[np.ndarray, "items samples"] | Float[np.ndarray, "items samples"],
+    after: Bool[np.ndarray, "after_items after_samples"] | Float[np.ndarray, "after_items after_samples"],
+    again: Bool[np.ndarray, "again_items again_samples"] | Float[np.ndarray, "again_items again_samples"] | None = None,
+    clusters: Sequence[str] | Sequence[int] | None = None,
+) -> ClusterSpread:
+    """How far the differences from `none`, and from `none-again` where it is given, vary over clusters: what power depends on."""
+    sums, sizes = _cluster_sums(none, after, clusters)
+    groups = len(sums)
+    if groups < 2:
+        return ClusterSpread(groups, math.nan, None)
+    # flipping a sign moves the sum by twice a difference, and all differences are multiples of `_common_step`
+    ties = _common_step(sums) / float(sizes.sum())
+    # so that sd / √clusters is the standard error of the mean over items: the clusters are what is counted
+    sd = _standard_error(sums, sizes) * math.sqrt(groups)
+    if again is None:
+        return ClusterSpread(groups, sd, None, ties)
+    second, _ = _cluster_sums(again, after, clusters)
+    apart, apart_again = (some - sizes * (some.sum() / sizes.sum()) for some in (sums, second))
+    scale = math.sqrt(float((apart**2).sum()) * float((apart_again**2).sum()))
+    if scale < 1e-20:
+        return ClusterSpread(groups, sd, None, ties)
+    correlation = float((apart * apart_again).sum()) / scale
+    return ClusterSpread(groups, sd, (_standard_error(second, sizes) * math.sqrt(groups), correlation), ties)
 
 
 def pass_at_k(
@@ -265,6 +305,18 @@ def _standard_error(sums: Float64[np.ndarray, " clusters"], sizes: Float64[np.nd
     spread = float((residues**2).sum()) * groups / (groups - 1)
     # below rounding there is no spread
     return math.sqrt(spread) / float(sizes.sum()) if spread > 1e-20 else 0.0
+
+
+def _common_step(sums: Float64[np.ndarray, " clusters"]) -> float:
+    """The largest number that all of them are multiples of (with 4 samples 0.25); 0 where they have none worth the name."""
+    step = 0.0
+    for value in np.unique(np.round(np.abs(sums[sums != 0]), 9)):
+        rest = float(value)
+        while rest > 1e-6:  # Euclid's algorithm
+            step, rest = rest, abs(math.remainder(step, rest))
+        if step < 1e-3:
+            return 0.0
+    return step
 
 
 def _bootstrap(

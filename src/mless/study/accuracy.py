@@ -49,8 +49,10 @@ ANSWERS = pa.schema(
 )
 
 #: One row per condition, metric and split. Shares are 0…1. `p` is against `none`; `p_again` against `none-again`, null where that was not run;
-#: `p_adjusted` is Holm's over the conditions, of the larger of the two. `aa_delta` is the A/A difference of the same metric, beside every delta.
-#: `mde` is the smallest effect that so many items could have shown with 80 % power. Null where a number has no meaning (delta of `none`).
+#: `p_adjusted` is Holm's over the conditions, of the larger of the two (of the primary condition, which is tested alone, just the larger).
+#: `alpha` is what that p is held to where no other condition has an effect, and `mde` the smallest effect that so many items could have shown by
+#: this test with 80 % power. `delta_lo_all` and `delta_hi_all` hold for all conditions of the metric at once. `aa_delta` is the A/A difference of the
+#: same metric, beside every delta. Null where a number has no meaning (delta of `none`).
 ACCURACY = pa.schema(
     [
         ("model", pa.string()),
@@ -80,6 +82,9 @@ ACCURACY = pa.schema(
         ("tokens", pa.float64()),  # mean number of tokens per answer
         ("samples", pa.int32()),
         ("changed_text", pa.float64()),  # share of answers whose text is not none's
+        ("alpha", pa.float64()),
+        ("delta_lo_all", pa.float64()),
+        ("delta_hi_all", pa.float64()),
     ]
 )
 
@@ -91,14 +96,20 @@ FEWEST_CHANGES = 6
 
 
 def accuracy_table(
-    answers: pa.Table, conditions: Mapping[str, Condition], settings: AccuracyTable, *, seed: int
+    answers: pa.Table,
+    conditions: Mapping[str, Condition],
+    settings: AccuracyTable,
+    *,
+    seed: int,
+    primary: str | None = None,
 ) -> pa.Table:
     """From `ANSWERS` to `ACCURACY`, whatever the order of the rows (docs/accuracy-statistics.md says what each column is).
 
     Every condition is compared with `none`, item by item, and with the A/A control where there is one (`Condition.again`). One that
     votes (`Condition.samples`) has the metric maj@N, and its delta is against `none`'s pass@1: "greedy, or the majority of 8?" is one
     row, in the same family as the pass@1 of the others. Every random number is drawn for its own cell, so another condition
-    changes no number but the Holm-adjusted p.
+    changes only what depends on how many there are: the Holm-adjusted p, `alpha`, `mde` and the intervals for all at once. Of the
+    `primary` condition it changes the last alone, and so never the verdict.
     """
     runs, items, clusters = _by_condition(answers, conditions)
     rows = compare(
@@ -111,6 +122,7 @@ def accuracy_table(
         margin=settings.margin,
         dev_share=settings.dev_share,
         seed=seed,
+        primary=primary,
     )
     names = {name: answers.column(name)[0].as_py() for name in ("model", "task")}
     return pa.Table.from_pylist(

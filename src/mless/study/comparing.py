@@ -82,11 +82,15 @@ class _Block:
 
 @dataclass(slots=True)
 class _Cell:
-    """A row being made; `signs` are the sums whose sign-flip p are still to come, by column."""
+    """A row being made; `signs` are the sums whose sign-flip p are still to come, by column.
+
+    `compared` is what its Δ is made of: `none`, `none-again` where it was run, and the condition; None where there is no Δ.
+    """
 
     row: dict[str, Any]
     family: str
     signs: dict[str, Float[np.ndarray, " clusters"]]
+    compared: tuple[_Metric, _Metric | None, _Metric] | None = None
 
 
 def compare(
@@ -100,23 +104,28 @@ def compare(
     margin: float,
     dev_share: float,
     seed: int,
+    primary: str | None = None,
 ) -> list[dict[str, Any]]:
     """Rows by condition, split and metric; a column that has no meaning in a row is NaN, None or not there.
 
-    `votes` are the conditions whose samples are put to the vote, `again` is the A/A control.
+    `votes` are the conditions whose samples are put to the vote, `again` is the A/A control, `primary` is tested alone.
     """
     ks = _numbers_of_samples(ks, runs["none"].correct.shape[1])
     measured = {name: _metrics(run, ks, votes=name in votes) for name, run in runs.items()}
     rows: list[dict[str, Any]] = []
     for split, at in _splits(items, clusters, dev_share, seed).items():
         block = _Block(split, at, [clusters[int(n)] for n in at] if clusters else None, margin, seed)
-        rows += _rows(block, runs, measured, again)
+        rows += _rows(block, runs, measured, again, primary)
     order = {name: n for n, name in enumerate(runs)}
     return sorted(rows, key=lambda row: order[row["condition"]])
 
 
 def _rows(
-    block: _Block, runs: Mapping[str, Run], measured: Mapping[str, Mapping[str, _Metric]], again: str | None
+    block: _Block,
+    runs: Mapping[str, Run],
+    measured: Mapping[str, Mapping[str, _Metric]],
+    again: str | None,
+    primary: str | None,
 ) -> list[dict[str, Any]]:
     cells: list[_Cell] = []
     for name, run in runs.items():
@@ -134,14 +143,18 @@ def _rows(
             cell.row |= _difference(base, mine, block, name, metric)
             _test(cell, "p", base, mine, block)
             if name == again:
-                cell.row |= {"mde": None, "equivalence_p": None}  # nobody looks for an effect here
-            elif again is not None:
-                _test(cell, "p_again", measured[again][mine.against].at(block.items), mine, block)
+                cell.row["equivalence_p"] = None  # nobody looks for an effect here
+                continue
+            second = measured[again][mine.against].at(block.items) if again is not None else None
+            if second is not None:
+                _test(cell, "p_again", second, mine, block)
+            cell.compared = base, second, mine
     _flip_signs(cells, block)
     by_itself = {cell.family: cell.row["delta"] for cell in cells if cell.row["condition"] == again}
     for cell in cells:
         cell.row["aa_delta"] = by_itself.get(cell.family)
-    _adjust([cell for cell in cells if cell.row["condition"] not in ("none", again)])
+    for family in dict.fromkeys(cell.family for cell in cells):
+        _judge_family([cell for cell in cells if cell.family == family and cell.compared is not None], block, primary)
     return [cell.row for cell in cells]
 
 
@@ -187,37 +200,76 @@ def _mean_of_shares(values: Float[np.ndarray, " items"], block: _Block, *cell: s
 
 
 def _difference(before: _Metric, after: _Metric, block: _Block, *cell: str) -> dict[str, Any]:
-    """Δ with its interval, the items that moved, the smallest effect that could have been shown, and the equivalence test."""
-    there = ~np.isnan(before.by_item) & ~np.isnan(after.by_item)
-    before, after, keys = before.at(there), after.at(there), block.keys(there)
+    """Δ with its interval, the items that moved, and the equivalence test."""
+    before, after, keys = _defined(block, before, after)
     accuracy = before.drawn is not None and after.drawn is not None
-    n = len(before.scores)
-    if keys is None and before.one_answer and after.one_answer:
-        was, is_now = before.scores[:, 0], after.scores[:, 0]
-        found = stats.paired_difference(was, is_now)
-        mde = _smallest_effect(n, found.gained + found.lost)
-        equal = stats.equivalence(was, is_now, block.margin).p
+    if _one_answer(before, after, keys):
+        equal = stats.equivalence(before.scores[:, 0], after.scores[:, 0], block.margin).p
     else:
-        found = stats.cluster_difference(before.scores, after.scores, block.rng(*cell, "delta"), keys, flips=1)
-        # with no spread at all nothing can be said of what would have been found; df is the clusters', not the items'
-        scaled = found.sd * math.sqrt(found.clusters / n) if n else math.nan
-        mde = stats.smallest_detectable_mean(found.clusters, scaled) if scaled > 0 else math.nan
         equal = stats.cluster_equivalence(before.scores, after.scores, block.margin, keys).p if accuracy else None
+    found = _interval(before, after, keys, block, 1 - ALPHA, *cell)
     moved = np.round(after.by_item - before.by_item, 9)
     return {
         "delta": found.value,
         "delta_lo": found.lo,
         "delta_hi": found.hi,
-        "mde": mde,
         "gained": int(np.count_nonzero(moved > 0)) if accuracy else None,
         "lost": int(np.count_nonzero(moved < 0)) if accuracy else None,
         "equivalence_p": equal,
     }
 
 
-@functools.lru_cache(maxsize=1024)  # by far the dearest number of a greedy run, and it hangs on two counts only
-def _smallest_effect(n: int, changed: int) -> float:
-    return stats.smallest_detectable_effect(n, changed / n) if n else math.nan
+def _defined(block: _Block, before: _Metric, after: _Metric) -> tuple[_Metric, _Metric, list[str] | None]:
+    """Both without the items for which one is undefined, and the cluster keys of the others."""
+    there = ~np.isnan(before.by_item) & ~np.isnan(after.by_item)
+    return before.at(there), after.at(there), block.keys(there)
+
+
+def _one_answer(before: _Metric, after: _Metric, keys: list[str] | None) -> bool:
+    return keys is None and before.one_answer and after.one_answer
+
+
+def _interval(
+    before: _Metric, after: _Metric, keys: list[str] | None, block: _Block, level: float, *cell: str
+) -> stats.PairedDifference | stats.ClusterDifference:
+    if _one_answer(before, after, keys):
+        return stats.paired_difference(before.scores[:, 0], after.scores[:, 0], level)
+    # the same random weights at every level, so that a wider interval holds the narrower one
+    return stats.cluster_difference(before.scores, after.scores, block.rng(*cell, "delta"), keys, level, flips=1)
+
+
+def _smallest_effect(cell: _Cell, block: _Block, alpha: float) -> float:
+    """The smallest effect that the row's test finds with 80 % power, its p being held to `alpha`.
+
+    Where `none-again` was run and differs from `none`, the test is rejection against both.
+    """
+    assert cell.compared is not None
+    none, again, mine = cell.compared
+    before, after, keys = _defined(block, none, mine)
+    n = len(before.scores)
+    if _one_answer(before, after, keys):
+        off = before.scores[:, 0] != after.scores[:, 0]
+        off_again = off if again is None else again.scores[:, 0] != after.scores[:, 0]
+        counts = (int(np.count_nonzero(some)) for some in (off, off_again, off & off_again))
+        return _smallest_of_counts(n, *counts, alpha)
+    there = ~np.isnan(none.by_item) & ~np.isnan(mine.by_item)
+    there &= ~np.isnan(again.by_item) if again is not None else True
+    none, again, mine = none.at(there), again.at(there) if again is not None else None, mine.at(there)
+    spread = stats.cluster_spread(none.scores, mine.scores, again.scores if again else None, block.keys(there))
+    # with no spread at all nothing can be said of what would have been found
+    if not spread.sd > 0:
+        return math.nan
+    return stats.smallest_detectable_mean(spread.clusters, spread.sd, alpha=alpha, again=spread.again, ties=spread.ties)
+
+
+@functools.lru_cache(maxsize=1024)  # slow, and depends on the counts only
+def _smallest_of_counts(n: int, changed: int, changed_again: int, from_both: int, alpha: float) -> float:
+    if not n:
+        return math.nan
+    again = None
+    if from_both < max(changed, changed_again):
+        again = stats.Again(changed_again / n, from_both / n)
+    return stats.smallest_detectable_effect(n, changed / n, alpha=alpha, again=again)
 
 
 def _test(cell: _Cell, column: str, before: _Metric, after: _Metric, block: _Block) -> None:
@@ -246,14 +298,32 @@ def _flip_signs(cells: Sequence[_Cell], block: _Block) -> None:
             cell.row[column] = float(p)
 
 
-def _adjust(cells: Sequence[_Cell]) -> None:
-    """Holm over the conditions that are compared by one metric, and the verdicts."""
-    for family in dict.fromkeys(cell.family for cell in cells):
-        rows = [cell.row for cell in cells if cell.family == family and "p" in cell.row]
-        adjusted = stats.holm(np.array([p_of_row(row) for row in rows], np.float64))
-        for row, p in zip(rows, adjusted, strict=True):
+def _judge_family(cells: Sequence[_Cell], block: _Block, primary: str | None) -> None:
+    """Verdicts on the conditions that are compared by one metric, and what depends on how many there are.
+
+    The primary condition is tested alone, the others by Holm among themselves. `alpha` is the level that a row's p is held to where
+    no other condition has an effect (Holm's first step). The intervals `_all` hold together at 95 % (Bonferroni).
+    """
+    first = [cell for cell in cells if cell.row["condition"] == primary]
+    for group in (first, [cell for cell in cells if cell not in first]):
+        adjusted = stats.holm(np.array([p_of_row(cell.row) for cell in group], np.float64))
+        for cell, p in zip(group, adjusted, strict=True):
+            row = cell.row
+            row["alpha"] = ALPHA / len(group)
+            row["mde"] = _smallest_effect(cell, block, row["alpha"])
             row["p_adjusted"] = float(p)
             row["verdict"] = verdict_of(row, float(p))
+            row["delta_lo_all"], row["delta_hi_all"] = _interval_of_all(cell, block, len(cells))
+
+
+def _interval_of_all(cell: _Cell, block: _Block, conditions: int) -> tuple[float, float]:
+    row = cell.row
+    if conditions == 1 or math.isnan(row["delta_lo"]):
+        return row["delta_lo"], row["delta_hi"]
+    assert cell.compared is not None
+    before, after, keys = _defined(block, cell.compared[0], cell.compared[2])
+    found = _interval(before, after, keys, block, 1 - ALPHA / conditions, row["condition"], row["metric"])
+    return found.lo, found.hi
 
 
 def p_of_row(row: Mapping[str, Any]) -> float:
