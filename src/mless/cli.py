@@ -65,6 +65,12 @@ Conditions = Annotated[
         "position-only, masked-filler, self-consistency."
     ),
 ]
+Primary = Annotated[
+    str | None,
+    typer.Option(
+        help="Answers: the condition that is tested alone, the others by Holm among themselves; name it before the first answer."
+    ),
+]
 Filler = Annotated[str | None, typer.Option(help="The mless filler; one token when repeated, such as ' /'.")]
 Length = Annotated[int | None, typer.Option(help="Filler length in tokens.")]
 Placement = Annotated[str | None, typer.Option(help="before-system, before-question, end, or anywhere.")]
@@ -194,6 +200,7 @@ def run(
     temperature: Annotated[float | None, typer.Option(help="Answers: 0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Answers: nucleus sampling.")] = None,
     k: Annotated[str | None, typer.Option("--k", help="Answers: pass@k and maj@k, as 1,4,8.")] = None,
+    primary: Primary = None,
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
@@ -209,7 +216,7 @@ def run(
         engine=engine, base_url=base_url, max_new_tokens=max_new_tokens, samples=samples, temperature=temperature, top_p=top_p, k=k,
     )  # fmt: skip
     changes |= {f"accuracy.{key}": value for key, value in answers.items()} | _changes(
-        answer_field=answer_field, system=system
+        answer_field=answer_field, system=system, primary=primary
     )
     _carry_out(
         as_json,
@@ -535,6 +542,7 @@ def import_(
     task: Annotated[str | None, typer.Option(help="Which task of a file with several; else what it is called.")] = None,
     model: Annotated[str | None, typer.Option(help="What the model is called, where the files do not say.")] = None,
     margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = 0.02,
+    primary: Primary = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     out: Out = None,
     as_json: Json = False,
@@ -543,7 +551,9 @@ def import_(
     from mless.report import publish, summary
     from mless.study.imported import import_results
 
-    outcome = import_results(results, out, metric=metric, task=task, model=model, margin=margin, seed=seed)
+    outcome = import_results(
+        results, out, metric=metric, task=task, model=model, margin=margin, primary=primary, seed=seed
+    )
     page = publish(outcome.folder, fresh=True)
     told = summary(outcome.folder)
     if as_json:

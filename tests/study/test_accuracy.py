@@ -563,14 +563,18 @@ def test_a_screen_that_says_all_verdicts_alike(tmp_path: Path):
     assert lines[3].endswith(": undecided: neither a change is shown, nor that it stays within ±2 points")
     assert "random (55 tokens of natural text, before-question)" in lines[4]
     assert ": no effect: a change of more than ±2 points is excluded (equivalence test, p = 0.0" in lines[4]
-    assert lines[5] == "A/A: none-again differs on 0 of 200 items, Δ 0.0: row-stable decoding repeats itself"
-    assert lines[6].startswith(
-        "Smallest effect that so many items could have shown (80 % power, one comparison): mless ±"
+    assert lines[5].startswith(
+        "Read together, the Δ of all 3 conditions lie in (95 % for all at once, Bonferroni): mless [+1.7, +14.2], mful ["
     )
-    assert lines[6].endswith("random: too few items changed for any; Holm over 3 conditions asks for somewhat more")
-    assert lines[7] == "The string and the symbolic rule judged 0 of 1,000 answers differently."
-    assert lines[8].startswith("Items that changed: random 0; fewer than 6 can never reject")
-    assert len(lines) == 9
+    assert lines[5].endswith("; beyond ±14.2 points a change is excluded for every one of them")
+    assert lines[6] == "A/A: none-again differs on 0 of 200 items, Δ 0.0: row-stable decoding repeats itself"
+    assert lines[7].startswith(
+        "Smallest effect that so many items could have shown (80 % power, by the test that was used: p ≤ 0.0167 (Holm over 3)): mless ±"
+    )
+    assert lines[7].endswith("random: too few items changed for any")
+    assert lines[8] == "The string and the symbolic rule judged 0 of 1,000 answers differently."
+    assert lines[9].startswith("Items that changed: random 0; fewer than 6 can never reject")
+    assert len(lines) == 10
 
 
 def test_no_effect_is_said_only_when_equivalent(tmp_path: Path):

@@ -214,7 +214,11 @@ def statistics_words(folders: Sequence[StoredAnswers], rows: Sequence[Accuracy])
         tests = f"exact McNemar or {several[1]}"
     both = any(row.p_again is not None for row in rows)
     against = "none and none again (the larger)" if both else "none"
-    return f"95 % intervals: {intervals}; p: {tests} against {against}, Holm over the conditions"
+    named = list(dict.fromkeys(str(folder.study["primary"]) for folder in folders if folder.study.get("primary")))
+    alone = f" but {' / '.join(named)}, the primary condition, which is tested alone" if named else ""
+    return (
+        f"95 % intervals: {intervals}; p: {tests} against {against}, Holm over the conditions{visible(alone, keep='')}"
+    )
 
 
 def _one_answer(row: Accuracy) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,8 @@ ACCURACY = pa.schema(
     ]
 )
 
+#: Where study.json says which primary condition was named when the first answer was drawn; older folders have no such entry.
+FIRST_PRIMARY = "primary_at_first_answer"
 #: Of so few items that changed no split gives an exact p of 0.05: 2 · 2⁻⁵ is 0.06.
 FEWEST_CHANGES = 6
 
@@ -333,12 +336,17 @@ def accuracy_lines(path: Path) -> list[str]:
     again = next((name for name in heads if conditions[name].again), None)
     compared = [name for name in heads if name not in ("none", again)]
     lines = [_opening(about, settings, heads["none"])]
+    primary: str | None = about["study"].get("primary")
+    by_holm = [name for name in compared if name != primary]
     lines += [
-        f"{name} ({_told(name, about, conditions)}): {_result(heads[name], settings['margin'], family=len(compared))}"
+        f"{name} ({_told(name, about, conditions)}): "
+        + _result(heads[name], settings["margin"], family=len(by_holm), primary=name == primary)
         for name in heads
         if name != again
     ]
-    lines += _further_metrics(rows, compared)
+    lines += _primary_changed(about, primary)
+    lines += _further_metrics(rows, compared, primary)
+    lines += _at_once(heads, compared)
     lines.append(_control(heads.get(again or ""), about, settings))
     if any(row["split"] == "dev" for row in rows) and compared:
         lines += _choice(rows, conditions, settings["margin"])
@@ -390,7 +398,7 @@ def _told(name: str, about: Mapping[str, Any], conditions: Mapping[str, Conditio
     )
 
 
-def _result(row: Mapping[str, Any], margin: float, *, family: int) -> str:
+def _result(row: Mapping[str, Any], margin: float, *, family: int, primary: bool = False) -> str:
     text = "" if row["metric"] == "pass@1" else f"{row['metric']} "
     text += f"{100 * row['value']:.1f} %{_interval(row['lo'], row['hi'])}"
     if row["sd"] is not None:
@@ -405,7 +413,9 @@ def _result(row: Mapping[str, Any], margin: float, *, family: int) -> str:
         text += f", {_p(row['p'])}"
         if row["p_again"] is not None and row["p_again"] != row["p"]:
             text += f" and against none-again {_p(row['p_again'])}"
-        if family > 1 and row["p_adjusted"] is not None:
+        if primary:
+            text += ", tested alone as the primary condition"
+        elif family > 1 and row["p_adjusted"] is not None:
             text += f", after Holm {_p(row['p_adjusted'])}"
     return f"{text}: {_words(row, row['p_adjusted'], row['verdict'], margin)}"
 
@@ -432,7 +442,43 @@ def _words(row: Mapping[str, Any], p: float | None, verdict: str, margin: float)
     return f"accuracy {verdict}"
 
 
-def _further_metrics(rows: Sequence[Mapping[str, Any]], compared: Sequence[str]) -> list[str]:
+def _primary_changed(about: Mapping[str, Any], primary: str | None) -> list[str]:
+    """A primary condition that was named, or named otherwise, after answers were there: a choice that may have been made by looking."""
+    if about.get("imported"):
+        if primary is None:
+            return []
+        return [
+            f"The primary condition, {primary}, was named when the results were imported: their answers were there before."
+        ]
+    before: str | None = about.get(FIRST_PRIMARY)
+    if before == primary:
+        return []
+    now = f"now it is {primary}" if primary is not None else "now none is named"
+    then = f"it was {before}" if before is not None else "none was named"
+    return [
+        f"The primary condition was changed after answers were drawn: {then}, {now}. A condition chosen after a look at the answers "
+        "rejects more often than its p says; the test that was planned is the earlier one."
+    ]
+
+
+def _at_once(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> list[str]:
+    """What may be said of all conditions together, by intervals that hold at once. Folders of before have none."""
+    rows = [heads[name] for name in compared if heads[name].get("delta_lo_all") is not None]
+    if len(rows) < 2:
+        return []
+    shown = ", ".join(
+        f"{row['condition']}{_interval(row['delta_lo_all'], row['delta_hi_all'], signed=True)}" for row in rows
+    )
+    largest = max(max(-row["delta_lo_all"], row["delta_hi_all"]) for row in rows)
+    return [
+        f"Read together, the Δ of all {len(rows)} conditions lie in (95 % for all at once, Bonferroni): {shown}; beyond ±{100 * largest:.1f} points "
+        "a change is excluded for every one of them"
+    ]
+
+
+def _further_metrics(
+    rows: Sequence[Mapping[str, Any]], compared: Sequence[str], primary: str | None = None
+) -> list[str]:
     """pass@k, maj@k and diversity in a line each; the vote of a condition has its own line already."""
     lines: list[str] = []
     here = [row for row in rows if row["split"] == "all" and row["metric"] != "pass@1"]
@@ -441,7 +487,8 @@ def _further_metrics(rows: Sequence[Mapping[str, Any]], compared: Sequence[str])
         shown = [f"none {_share(of['none']['value'])}"]
         for name in compared:
             if (row := of.get(name)) is not None and row["delta"] is not None:
-                tested = f", after Holm {_p(row['p_adjusted'])}" if row["p_adjusted"] is not None else ""
+                how = "tested alone" if name == primary else "after Holm"
+                tested = f", {how} {_p(row['p_adjusted'])}" if row["p_adjusted"] is not None else ""
                 shown.append(f"{name} {_share(row['value'])} (Δ {_points(row['delta'])}{tested}, {row['verdict']})")
         again = (
             of["none"]["aa_delta"]
@@ -493,8 +540,24 @@ def _power(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> l
     text = f"{', '.join(shown)} points" if shown else ""
     if unknown:
         text += f"{'; ' if shown else ''}{', '.join(unknown)}: too few items changed for any"
-    holm = f"; Holm over {len(compared)} conditions asks for somewhat more" if len(compared) > 1 else ""
-    return [f"Smallest effect that so many items could have shown (80 % power, one comparison): {text}{holm}"]
+    if any(heads[name].get("alpha") is None for name in compared):
+        # a folder of before counted one comparison against one run of none
+        holm = f"; Holm over {len(compared)} conditions asks for somewhat more" if len(compared) > 1 else ""
+        return [f"Smallest effect that so many items could have shown (80 % power, one comparison): {text}{holm}"]
+    noisy = any(heads[name]["p_again"] is not None and heads[name]["p_again"] != heads[name]["p"] for name in compared)
+    asked = [f"p ≤ {_levels(heads, compared)}"] if len(compared) > 1 else []
+    asked += ["against both runs of none"] if noisy else []
+    by = f", by the test that was used: {', '.join(asked)}" if asked else ""
+    return [f"Smallest effect that so many items could have shown (80 % power{by}): {text}"]
+
+
+def _levels(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> str:
+    """``0.0167 (Holm over 3)``, or ``0.05 (primary) and 0.025 (Holm over 2)``."""
+    counts = Counter(sorted((heads[name]["alpha"] for name in compared), reverse=True))
+    return " and ".join(
+        f"{alpha:.3g} ({f'Holm over {count}' if count > 1 else 'one condition alone'})"
+        for alpha, count in counts.items()
+    )
 
 
 def _losses(heads: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:

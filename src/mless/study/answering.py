@@ -19,6 +19,7 @@ from mless.errors import BadData, BadFolder, BadStudy
 from mless.prompting import build_messages, build_prompts, resolve_kind, shared_beginning
 from mless.store import ResultFolder
 from mless.study import tables
+from mless.study.accuracy import FIRST_PRIMARY
 from mless.study.identity import (
     ANALYSIS,
     FETCHING,
@@ -77,7 +78,9 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     identity = opened.identity(spec, settings, items)
     folder = ResultFolder(out if out is not None else default_folder(spec, opened.label))
     stored = folder.manifest()
-    analysis = digest([{key: getattr(settings, key) for key in ANALYSIS}, [item.cluster for item in items], JUDGING])
+    analysis = digest(
+        [{key: getattr(settings, key) for key in ANALYSIS}, [item.cluster for item in items], JUDGING, spec.primary]
+    )
     if stored is not None:
         check_same(folder, stored, identity)
         _check_slots(folder, stored, settings)
@@ -86,7 +89,7 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
             if not same:
                 about = stored | {"study": spec.model_dump(), "analysis": analysis}
                 about |= {"command": rerun_command(spec, folder.path, trust_remote_code)}
-                _judge_again(folder, about, items, conditions, settings, told)
+                _judge_again(folder, about, items, conditions, settings, told, spec.primary)
             return Outcome(folder.path, 0, stored["units"], fresh=not same)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
@@ -98,7 +101,7 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
         "prompts as rendered": digest([_rendered(request) for rows in asked.requests.values() for request in rows])
     }
     identity |= {"unit format": str(UNIT_FORMAT)}
-    run = _Run(spec, settings, folder, opened, asked, identity, analysis, told, trust_remote_code)
+    run = _Run(spec, settings, folder, opened, asked, identity, analysis, told, trust_remote_code, spec.primary)
     return run.finish(began)
 
 
@@ -408,6 +411,8 @@ class _Run:
     analysis: str
     told: Progress
     trust_remote_code: bool
+    #: The primary condition that was named when the first answer was drawn.
+    first_primary: str | None
 
     def finish(self, began: float) -> Outcome:
         with self.folder.writing():
@@ -415,6 +420,8 @@ class _Run:
             stored = self.folder.manifest()
             if stored is not None:
                 check_same(self.folder, stored, self.identity)
+                if any(self.folder.has_unit(("replies",), key) for key in self._keys()):
+                    self.first_primary = stored.get(FIRST_PRIMARY)  # folders made before there was a primary had none
             # The number of slots is part of the numbers, so a run goes on with what it began with.
             slots: int | None = (stored or {}).get("engine", {}).get("slots") or self.settings.slots
             missing = self._missing()
@@ -494,7 +501,7 @@ class _Run:
                 f"row-stable: {about['self_check']['logits']} ({about['slots']} slots, {about['dtype']}, {about['device']})"
             )
         self.told.checked()
-        if stored is None or stored.get("complete"):
+        if stored is None or stored.get("complete") or stored.get(FIRST_PRIMARY) != self.first_primary:
             self.folder.write_manifest(self._manifest(about) | {"complete": False})
 
     def _draw(self, engine: Engine, missing: Mapping[str, list[Request]]) -> int:
@@ -558,7 +565,15 @@ class _Run:
             names = {"model": self.opened.label, "task": asked.task}
             folder.write_table("prompts", tables.prompts_table(asked.prompts, self.opened.tokenizer, names))
         write_judged(
-            folder, replies, asked.task, asked.items, asked.conditions, self.settings, self.spec.seed, self.told
+            folder,
+            replies,
+            asked.task,
+            asked.items,
+            asked.conditions,
+            self.settings,
+            self.spec.seed,
+            self.told,
+            self.spec.primary,
         )
         timings |= {"judge_s": round(time.monotonic() - drawn, 2), "units_computed": computed}
         # Last, because it says that everything else is there.
@@ -581,6 +596,7 @@ class _Run:
             "items": [item.id for item in asked.items],
             "questions": {item.id: item.question for item in asked.items},
             "seeds": {"study": spec.seed},
+            FIRST_PRIMARY: self.first_primary,
             "engine": dict(about),
             "device": {"kind": about.get("device"), "dtype": about.get("dtype")} | about.get("computing", {}),
             "implementations": {"engine": about.get("engine"), "grading": "math-verify, guarded"},
@@ -600,6 +616,7 @@ def _judge_again(
     conditions: Sequence[Condition],
     settings: AccuracyTable,
     told: Progress,
+    primary: str | None,
 ) -> None:
     """Answers that are all there, by other rules or margins: no model is loaded and no server asked for that."""
     told.say("every answer is there: judging them and comparing the conditions anew")
@@ -608,6 +625,6 @@ def _judge_again(
         replies = folder.read_table("answers", columns=REPLIES.names)
         folder.write_manifest(about | {"complete": False})
         seed: int = about["seeds"]["study"]
-        write_judged(folder, replies, about["task"], items, conditions, settings, seed, told)
+        write_judged(folder, replies, about["task"], items, conditions, settings, seed, told, primary)
         timings = about["timings"] | {"judge_s": round(time.monotonic() - began, 2), "units_computed": 0}
         folder.write_manifest(about | {"complete": True, "timings": timings})

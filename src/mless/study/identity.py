@@ -33,9 +33,10 @@ def slug(text: str) -> str:
 def default_folder(spec: StudySpec, label: str) -> Path:
     """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own.
 
-    Not so those that change nothing stored: a run asked for with another margin, or another time limit, finds its answers again.
+    Fields that change nothing stored do not: a run asked for with another margin, or another primary condition, finds its answers again.
     """
-    changed = {key: value for key, value in spec.changed().items() if key not in ("model", "figure", "title")}
+    left_out = ("model", "figure", "title", "primary")
+    changed = {key: value for key, value in spec.changed().items() if key not in left_out}
     if accuracy := changed.pop("accuracy", None):
         written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
         drawn = {k: v for k, v in accuracy.items() if k not in (*ANALYSIS, *FETCHING) and v != written[k]}
@@ -54,7 +55,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy")
+        if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy", "primary")
     }
     unused = ["arm"] if not any(condition.arm for condition in spec.conditions_in_order()) else []
     unused += [key for key in ("activations", "affine", "tune") if getattr(spec, key) is None]

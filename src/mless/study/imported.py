@@ -37,13 +37,15 @@ def import_results(
     task: str | None = None,
     model: str | None = None,
     margin: float = 0.02,
+    primary: str | None = None,
     seed: int = 0,
 ) -> Outcome:
     """Compare results of lm-eval or Inspect, one per condition, item by item, and write them as a folder of answers.
 
     `results` are files, as ``FILE`` or ``NAME=FILE``, or a mapping from names to files or to what `simple_evaluate` returned. One of them
     must be called ``none``, the baseline; one called ``none-again`` is its A/A control. `metric` is the name of a score that is 0 or 1
-    for every item; `task` chooses among several tasks, and `model` is what the model is called where the files do not say.
+    for every item; `task` chooses among several tasks, and `model` is what the model is called where the files do not say. `primary` is the
+    condition that is tested alone, the others by Holm among themselves.
     """
     if not 0 < margin < 1:
         raise BadStudy(f"the margin is a share between 0 and 1, got {margin}; 0.02 is two points")
@@ -70,10 +72,14 @@ def import_results(
         raise BadData(
             f"only the baseline was given ({named['none'].source}); add a result to compare it with, as mless=FILE"
         )
+    compared = [name for name, one in conditions.items() if name != "none" and not one.again]
+    if primary is not None and primary not in compared:
+        raise BadStudy(f"primary: {primary!r} is not compared with none here; name one of {', '.join(compared)}")
     settings = _settings(named["none"], margin)
-    table = accuracy_table(answers, conditions, settings, seed=seed)
+    table = accuracy_table(answers, conditions, settings, seed=seed, primary=primary)
     path = out if out is not None else Path("results") / f"imported-{slug(called)}-{slug(label)}"
     about = _about(named, metric, label, called, conditions, settings, seed, path)
+    about["study"]["primary"] = primary
     folder = ResultFolder(path)
     stored = folder.manifest()
     if stored is not None:

@@ -34,12 +34,13 @@ def write_judged(
     settings: AccuracyTable,
     seed: int,
     told: Progress,
+    primary: str | None = None,
 ) -> None:
     """Judge all replies and write answers.parquet and accuracy.parquet."""
     answers = judged(replies, items, task, settings, told)
     folder.write_table("answers", answers)
     by_name = {condition.name: condition for condition in conditions}
-    folder.write_table("accuracy", accuracy_table(answers, by_name, settings, seed=seed))
+    folder.write_table("accuracy", accuracy_table(answers, by_name, settings, seed=seed, primary=primary))
 
 
 def judged(

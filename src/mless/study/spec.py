@@ -266,6 +266,7 @@ class StudySpec(BaseModel):
     prompt: Literal["auto", "chat", "raw"] = "auto"
     system: str = SYSTEM_TEXT
     conditions: Names = ["none", "mless", "mful", "random"]
+    primary: str | None = None  # of answers: the condition that is tested alone, the others by Holm among themselves
     condition: dict[str, ConditionTable] = {}
     filler: str = " /"
     meaningful: str = " he"
@@ -290,6 +291,10 @@ class StudySpec(BaseModel):
     def _tunes_by_answers(self) -> StudySpec:
         if self.tune is not None and self.accuracy is None:
             raise ValueError("[tune] chooses by accuracy, so the study needs [accuracy] too; add it, or use mless tune")
+        if self.tune is not None and self.primary is not None:
+            raise ValueError(
+                f"primary = {self.primary!r} is for studies that compare conditions; a tuning tests the one setting that it chose: leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -349,7 +354,25 @@ class StudySpec(BaseModel):
                     f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
                     "study that has [accuracy], such as mless run accuracy"
                 )
+        self._check_primary(found)
         return found
+
+    def _check_primary(self, conditions: Sequence[Condition]) -> None:
+        """The primary condition is one of those that are compared with none."""
+        if self.primary is None:
+            return
+        if self.accuracy is None:
+            raise BadStudy(
+                f"primary = {self.primary!r} is for studies that compare answers, and {self.name!r} draws none: leave it out, or use mless run accuracy"
+            )
+        compared = [one.name for one in conditions if one.name != "none" and not one.again]
+        if self.primary not in compared:
+            control = any(one.name == self.primary for one in conditions)
+            why = "is what the others are compared with" if control else "is no condition of this study"
+            raise BadStudy(
+                f"primary: {self.primary!r} {why}{_near(self.primary, compared) if not control else ''}; name one of those that are "
+                f"compared with none: {', '.join(compared) or '(there is none: add one with --conditions)'}"
+            )
 
     def _condition(self, name: str) -> Condition:
         built_in: dict[str, ConditionTable] = {
