@@ -46,9 +46,7 @@ def test_the_embedded_model_is_found_without_importing_its_package(embedded: Any
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     assert embedded.fingerprint == digest[:16]
     said: list[str] = []
-    began = time.monotonic()
     source = locate("smollm2", say=said.append)
-    assert time.monotonic() - began < 2
     assert said == []  # converted once, by the fixture or by an earlier run
     assert source.folder.name == digest
     assert {file.suffix for file in source.folder.iterdir()} <= {".json", ".jinja", ".safetensors"}
