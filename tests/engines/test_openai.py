@@ -124,14 +124,17 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
 def test_real_server_with_faults_answers_every_item_once(real_server: tuple[str, str], loopback: Loopback):
     root, model = real_server
     requests, decoding = questions(12), Decoding(max_new_tokens=6)
+    began = time.monotonic()
     undisturbed = ask(OpenAIEngine(f"{root}/v1", model), requests, decoding)
+    # On a busy machine a good answer takes long too; it must not be given up for that.
+    patience = max(5.0, 2 * (time.monotonic() - began))
     assert sorted(reply.item for reply in undisturbed) == sorted(request.item for request in requests)
     assert len({reply.text for reply in undisturbed}) > 6, "the model answers each question by itself"
 
-    # A seed with which every kind of fault occurs, the slow one once: the plan hangs on the prompts, so it is the same everywhere.
-    proxy = loopback(forward(root), seeded(1708), slowness=10.0)
+    # A seed with which every kind of fault occurs, the slow one once: the plan depends on the prompts alone, so it is the same everywhere.
+    proxy = loopback(forward(root), seeded(1708), slowness=1.25 * patience)
     told: list[str] = []
-    with OpenAIEngine(proxy.url, model, concurrency=3, timeout=8.0, say=told.append) as engine:
+    with OpenAIEngine(proxy.url, model, concurrency=3, timeout=patience, say=told.append) as engine:
         replies = ask(engine, requests, decoding)
         assert engine.about()["base_url"] == proxy.url
     assert set(proxy.injected) == set(FAULTS), proxy.injected
