@@ -95,6 +95,18 @@ def test_bits_are_those_of_the_model_in_float32(family: str, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("every_size")
+def test_float16_is_widened_too(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "llama")
+    tensors = {name: value.half() for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    plain, narrow = both(folder)
+    assert raw(narrow.lm_head.weight).dtype == torch.float16
+    ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        assert torch.equal(narrow(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+
+@pytest.mark.usefixtures("every_size")
 def test_tied_weights_stay_tied_and_are_kept_once(tmp_path: Path) -> None:
     _, narrow = both(saved(tmp_path, "gemma3_text"))
     embedding, head = narrow.get_input_embeddings().weight, narrow.get_output_embeddings().weight
