@@ -275,6 +275,8 @@ def _print_accuracy(folder: Path) -> None:
         "can show ±",
         "cut off, %",
         "no answer, %",
+        "guessed, %",
+        "of Δ form",
         "tokens",
         "verdict",
     )
@@ -285,7 +287,8 @@ def _print_accuracy(folder: Path) -> None:
             _plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
             number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
-            number(row["no_answer"]), number(row["tokens"], ".0f", 1), row["verdict"] or "",
+            number(row["no_answer"]), number(row.get("guessed")),
+            number(row.get("delta_form"), "+.1f") + (", mostly" if row.get("mostly_form") else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
         )  # fmt: skip
     # A table broken in the middle of its cells cannot be read: where there is no terminal it gets the width it needs.
     console = Console(highlight=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -103,6 +105,29 @@ def check_latex(text: str) -> None:
 
 def test_every_column_of_the_contract_is_read() -> None:
     assert [field.name for field in fields(Accuracy)] == ACCURACY.names
+
+
+def test_the_part_of_form_has_a_column_and_older_folders_have_none(folder: Path, tmp_path: Path) -> None:
+    stored = pq.read_table(folder / "accuracy.parquet").to_pylist()
+    for row in stored:
+        row |= {"stated": 0.9, "guessed": 0.1}
+        if row["condition"] == "mful":
+            row |= {"delta_form": -0.125, "delta_form_lo": -0.2, "delta_form_hi": -0.05, "mostly_form": True}
+    newer, older = tmp_path / "newer", tmp_path / "older"
+    for path in (newer, older):
+        shutil.copytree(folder, path)
+    pq.write_table(pa.Table.from_pylist(stored, ACCURACY), newer / "accuracy.parquet")
+    kept = ACCURACY.names[: ACCURACY.names.index("stated")]
+    pq.write_table(pq.read_table(folder / "accuracy.parquet").select(kept), older / "accuracy.parquet")
+    [path] = write_tables("accuracy", [newer], tmp_path / "a", ["md"])
+    head, *body = cells(path.read_text(encoding="utf-8"))
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in body}
+    assert found["mful"]["of Δ form"] == "−12.5 [−20.0, −5.0], mostly"
+    assert (found["none"]["of Δ form"], found["none"]["guessed %"]) == ("–", "10.0")
+    [path] = write_tables("accuracy", [older], tmp_path / "b", ["md"])
+    head, *body = cells(path.read_text(encoding="utf-8"))
+    assert "of Δ form" not in head
+    assert len(body) == 5
 
 
 @pytest.mark.parametrize("table", ["table1", "table4", "table5", "accuracy"])

@@ -635,6 +635,70 @@ def test_answers_of_another_form_are_pointed_out(tmp_path: Path) -> None:
     )
 
 
+def stated_rows() -> list[dict[str, Any]]:
+    """40 items: 10 gained where both state a result, 20 gained where only the second does, 10 right and stated under both."""
+    none = rows_of("none", np.repeat([False, False, True], [10, 20, 10]))
+    after = rows_of("mless", np.ones(40, dtype=bool))
+    for n, row in enumerate(none):
+        row["stated"] = not 10 <= n < 30
+    for row in after:
+        row["stated"] = True
+    return none + after
+
+
+def test_a_change_is_taken_apart_by_form(tmp_path: Path):
+    row = row_of(accuracy_table(made(*stated_rows()), of("none", "mless"), AccuracyTable(), seed=0), "mless")
+    assert (row["delta"], row["delta_both"], row["delta_form"]) == (0.75, 0.25, 0.5)
+    assert (row["both_n"], row["both_before"], row["both_after"], row["both_delta"]) == (20, 10, 20, 0.5)
+    assert (row["stated"], row["guessed"], row["no_answer"], row["stated_delta"]) == (1, 0, 0, 0.5)
+    assert row["mostly_form"] is True
+    assert row["delta_form_lo"] < 0.5 < row["delta_form_hi"]
+    text = "\n".join(accuracy_lines(write_folder(tmp_path, made(*stated_rows()))))
+    assert "accuracy rises. Most of this Δ is form: +50.0 points [" in text
+    assert "(stated in 100.0 % of the answers, +50.0 points [" in text
+    assert "from the 20 items where both state one: 10 → 20 right, +50.0 points [" in text
+
+
+def test_no_answer_is_not_stated_and_samples_pair_with_samples():
+    none, after = np.zeros((6, 3), dtype=bool), np.ones((6, 3), dtype=bool)
+    rows = rows_of("none", none) + rows_of("mless", after)
+    for row in rows:
+        # under none sample 0 is stated, sample 1 guessed, sample 2 has no answer
+        row["stated"] = True if row["condition"] == "mless" else (True, False, None)[row["sample"]]
+        if row["stated"] is None:
+            row["extracted"] = None
+    answers = made(*rows)
+    table = accuracy_table(answers, of("none", "mless"), asked_for(answers), seed=0)
+    row = row_of(table, "mless")
+    assert (row["both_n"], row["both_before"], row["both_after"]) == (6, 0, 6)
+    assert row["delta_both"] == pytest.approx(1 / 3)
+    assert row["delta_form"] == pytest.approx(2 / 3)
+    base = row_of(table, "none")
+    assert (base["stated"], base["guessed"], base["no_answer"]) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert base["delta_form"] is None
+
+
+def test_answers_without_stated_have_no_parts_and_the_same_verdict(tmp_path: Path):
+    rows = stated_rows()
+    older = made(*rows).drop_columns("stated")
+    table = accuracy_table(older, of("none", "mless"), AccuracyTable(), seed=0)
+    row = row_of(table, "mless")
+    assert (row["delta"], row["verdict"]) == (0.75, "rises")
+    assert all(row[name] is None for name in ACCURACY.names[ACCURACY.names.index("stated") :])
+    folder = write_folder(tmp_path, older)
+    # as an older version left it: the columns are not there at all
+    kept = ACCURACY.names[: ACCURACY.names.index("stated")]
+    ResultFolder(folder).write_table("accuracy", ResultFolder(folder).read_table("accuracy").select(kept))
+    text = "\n".join(accuracy_lines(folder))
+    assert "accuracy rises" in text
+    assert "form" not in text
+    # an answer of which it is not known spoils the whole: a part of the items is no decomposition
+    rows[0]["stated"] = None
+    assert (
+        row_of(accuracy_table(made(*rows), of("none", "mless"), AccuracyTable(), seed=0), "mless")["delta_form"] is None
+    )
+
+
 def test_truncation_missing_answers_and_rules_that_disagree(tmp_path: Path):
     none, after = pair(gained=8, lost=3, n=50)
     rows = rows_of("none", none) + rows_of("mless", after)

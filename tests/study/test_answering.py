@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from engines.faulty_proxy import Answer, Asked, FaultyServer, completion, loopback_fixture  # noqa: F401
+from mless import tasks, verdict_lines
 from mless.engines.base import Decoding, OutOfMemory, Reply, Request
 from mless.engines.hf import HfEngine
 from mless.engines.scripted import ScriptedEngine
@@ -934,6 +935,40 @@ def test_an_answer_is_stated_or_guessed() -> None:
     items = [Item(f"q{n}", "What is 3 + 2?", "5") for n in (1, 2, 3)]
     found = judged(replies(*given), items, "arithmetic-1", AccuracyTable()).to_pylist()
     assert [(row["extracted"], row["stated"]) for row in found] == [("5", True), ("2", False), (None, None)]
+
+
+def test_a_model_that_only_changes_the_form_of_its_answers_gets_a_verdict_that_says_form(
+    script: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without filler half of the answers are prose whose last number is an operand; with it all state the result."""
+    items = tasks.arithmetic(60, 1)
+    stated = {item.id: f"{item.question.removeprefix('What is ')[:-1]} = {item.answer}" for item in items}
+    operands = {item.id: item.question.split()[-1][:-1] for item in items}
+    prose = {name: f"To do this sum, you take the first number and {b}." for name, b in operands.items()}
+    wrong = {item.id: f"It is {int(item.answer or 0) + 1}." for item in items[50:]}  # stated, and wrong, under both
+    none = stated | {item.id: prose[item.id] for item in items[::2]} | wrong
+    path, out = script({"none": none, "none-again": none, "mless": stated | wrong}), tmp_path / "r"
+    spec = load_study(
+        "accuracy",
+        {
+            "data": "arithmetic:1:60",
+            "conditions": "none,mless",
+            "accuracy.engine": "scripted",
+            "accuracy.script": str(path),
+        },
+    )
+    run_study(spec, out)
+    row = pl.read_parquet(out / "accuracy.parquet").row(by_predicate=pl.col("condition") == "mless", named=True)
+    # every second of the first 50 items was guessed, and some of those guesses are right (5 + 0)
+    lucky = sum(operands[item.id] == item.answer for item in items[:50:2])
+    assert row["delta"] == row["delta_form"] == pytest.approx((25 - lucky) / 60)
+    assert (row["delta_both"], row["both_n"], row["both_before"], row["both_after"]) == (0, 35, 25, 25)
+    assert (row["stated"], row["stated_delta"], row["mostly_form"]) == (1, pytest.approx(25 / 60), True)
+    lines = verdict_lines(out)
+    line = next(line for line in lines if line.startswith("mless ("))
+    assert "accuracy rises. Most of this Δ is form: +" in line
+    assert line.endswith("from the 35 items where both state one: 25 → 25 right, 0.0 points [−9.9, +9.9] among these")
+    assert "Answers that state no result, where the last number was taken as a guess: none 41.7 %" in "\n".join(lines)
 
 
 def test_a_folder_judged_by_older_rules_is_judged_anew(script: Callable[..., Path], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,8 +111,10 @@ class StoredStudy:
         """An item by its number in the study (from 1) or by its id."""
         return pick_item(self.items, wanted, str(self.path))
 
-    def table(self, name: str, columns: Sequence[str], where: ds.Expression | None = None) -> pa.Table:
-        """The named columns of the rows that match, never more of the file than that."""
+    def table(
+        self, name: str, columns: Sequence[str], where: ds.Expression | None = None, *, newer: Sequence[str] = ()
+    ) -> pa.Table:
+        """The named columns of the rows that match, never more of the file than that; of the `newer` ones those that are there."""
         file = self.path / f"{name}.parquet"
         if not file.exists():
             running = (self.path / "units").is_dir()
@@ -127,7 +129,8 @@ class StoredStudy:
             missing = [column for column in columns if column not in data.schema.names]
             if missing:
                 raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")
-            return data.to_table(columns=list(columns), filter=where)
+            there = [column for column in newer if column in data.schema.names]
+            return data.to_table(columns=[*columns, *there], filter=where)
         except (OSError, pa.ArrowException) as fault:
             cause = str(fault).partition("\n")[0]
             raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
@@ -294,6 +297,38 @@ class Accuracy:
     tokens: float | None
     samples: int | None
     changed_text: float | None
+    # Older folders do not have these.
+    alpha: float | None = None
+    delta_lo_all: float | None = None
+    delta_hi_all: float | None = None
+    stated: float | None = None
+    guessed: float | None = None
+    stated_delta: float | None = None
+    stated_delta_lo: float | None = None
+    stated_delta_hi: float | None = None
+    delta_both: float | None = None
+    delta_both_lo: float | None = None
+    delta_both_hi: float | None = None
+    delta_form: float | None = None
+    delta_form_lo: float | None = None
+    delta_form_hi: float | None = None
+    both_n: int | None = None
+    both_before: int | None = None
+    both_after: int | None = None
+    both_delta: float | None = None
+    both_delta_lo: float | None = None
+    both_delta_hi: float | None = None
+    mostly_form: bool | None = None
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The columns that every folder has."""
+        return [field.name for field in fields(cls) if field.default is MISSING]
+
+    @classmethod
+    def newer(cls) -> list[str]:
+        """The columns that older folders do not have."""
+        return [field.name for field in fields(cls) if field.default is not MISSING]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +388,9 @@ class StoredAnswers(StoredStudy):
 
     def accuracy(self) -> list[Accuracy]:
         """The rows of ``accuracy.parquet``, conditions in the study's order; a number that is not one is None."""
-        names = [field.name for field in fields(Accuracy)]
         order = {name: place for place, name in enumerate(self.conditions)}
         rows: list[Accuracy] = []
-        for row in self.table("accuracy", names).to_pylist():
+        for row in self.table("accuracy", Accuracy.columns(), newer=Accuracy.newer()).to_pylist():
             told: dict[str, Any] = {
                 key: None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()
             }

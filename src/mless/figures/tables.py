@@ -133,10 +133,12 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
     splits = len({row.split for row in every}) > 1
     metrics = len({row.metric for row in every}) > 1
     sampled = any((row.samples or 1) > 1 for row in every)
+    formed = any(row.stated is not None for row in every)
     heads = [
         *(["model"] if models else []), *(["task"] if tasks else []), labelled or "condition", *(["prompt"] if not labelled else []),
         *(["items of"] if splits else []), *(["metric"] if metrics else []), "n", "accuracy %", *(["sd"] if sampled else []),
-        "Δ points", "A/A", "p", "p (Holm)", "detectable ±", "changed", "cut off %", "no answer %", "verdict",
+        "Δ points", "A/A", "p", "p (Holm)", "detectable ±", "changed", *(["of Δ form"] if formed else []),
+        "cut off %", "no answer %", *(["guessed %"] if formed else []), "verdict",
     ]  # fmt: skip
     body: list[tuple[Cell, ...]] = []
     for one, row in rows:
@@ -160,8 +162,10 @@ def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
             Cell(wording.p_value(row.p_adjusted)),
             Cell(wording.percent(row.mde)),
             Cell("–" if row.gained is None or row.lost is None else f"+{row.gained} −{row.lost}"),
+            *([Cell(wording.form_part(row))] if formed else []),
             Cell(wording.percent(row.truncated)),
             Cell(wording.percent(row.no_answer)),
+            *([Cell(wording.percent(row.guessed))] if formed else []),
             Cell(row.verdict or "–"),
         ]
         body.append(tuple(cells))

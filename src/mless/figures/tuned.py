@@ -97,7 +97,7 @@ class StoredTuning(StoredStudy):
     def accuracy(self) -> list[Accuracy]:
         """The chosen setting, `none` and the A/A control on the test items (split ``test``) and on other tasks (``all``)."""
         rows: list[Accuracy] = []
-        for row in self.table("tuned", [field.name for field in fields(Accuracy)]).to_pylist():
+        for row in self.table("tuned", Accuracy.columns(), newer=Accuracy.newer()).to_pylist():
             told: dict[str, Any] = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
             rows.append(Accuracy(**told))
         return rows

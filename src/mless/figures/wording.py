@@ -80,6 +80,14 @@ def points_interval(row: Accuracy) -> str:
     return "" if row.delta_lo is None or row.delta_hi is None else f"[{points(row.delta_lo)}, {points(row.delta_hi)}]"
 
 
+def form_part(row: Accuracy) -> str:
+    """How much of Δ is form, with its interval; "mostly" where that is the larger part."""
+    if row.delta_form is None:
+        return "–"
+    around = "" if row.delta_form_lo is None else f" [{points(row.delta_form_lo)}, {points(row.delta_form_hi)}]"
+    return f"{points(row.delta_form)}{around}{', mostly' if row.mostly_form else ''}"
+
+
 def p_value(p: float | None) -> str:
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 

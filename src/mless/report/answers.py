@@ -73,6 +73,7 @@ def filters() -> dict[str, Any]:
         "interval": wording.percent_interval,
         "change": wording.points_interval,
         "alone": wording.p_of,
+        "form": wording.form_part,
     }
 
 

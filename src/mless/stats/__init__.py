@@ -17,6 +17,7 @@ from mless.stats.affine import (
     halves,
     ratio_of_sums,
 )
+from mless.stats.form import Decomposition, decompose
 from mless.stats.paired import (
     Equivalence,
     McNemar,
@@ -85,6 +86,7 @@ __all__ = [
     "Chances",
     "ClusterDifference",
     "ClusterSpread",
+    "Decomposition",
     "Equivalence",
     "Estimate",
     "FitVerdict",
@@ -108,6 +110,7 @@ __all__ = [
     "cluster_equivalence",
     "cluster_spread",
     "cosine_across_items",
+    "decompose",
     "equivalence",
     "explained",
     "fit_affine",

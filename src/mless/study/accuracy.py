@@ -19,6 +19,10 @@ from mless import tasks
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.store import ResultFolder
 from mless.study.comparing import ALPHA, AccuracyVerdict, Run, compare, p_of_row, verdict_of
+from mless.study.form import form_words, guessed_lines
+from mless.study.form import interval as _interval
+from mless.study.form import points as _points
+from mless.study.form import share as _share
 from mless.study.spec import AccuracyTable
 from mless.values import Condition, condition_of, condition_words
 
@@ -86,6 +90,24 @@ ACCURACY = pa.schema(
         ("alpha", pa.float64()),
         ("delta_lo_all", pa.float64()),
         ("delta_hi_all", pa.float64()),
+        ("stated", pa.float64()),  # share of answers that state a result; stated + guessed + no_answer = 1
+        ("guessed", pa.float64()),
+        ("stated_delta", pa.float64()),
+        ("stated_delta_lo", pa.float64()),
+        ("stated_delta_hi", pa.float64()),
+        ("delta_both", pa.float64()),  # delta = delta_both + delta_form
+        ("delta_both_lo", pa.float64()),
+        ("delta_both_hi", pa.float64()),
+        ("delta_form", pa.float64()),
+        ("delta_form_lo", pa.float64()),
+        ("delta_form_hi", pa.float64()),
+        ("both_n", pa.int32()),  # pairs of answers stated under both, and how many of them are right before and after
+        ("both_before", pa.int32()),
+        ("both_after", pa.int32()),
+        ("both_delta", pa.float64()),  # (both_after − both_before) / both_n
+        ("both_delta_lo", pa.float64()),
+        ("both_delta_hi", pa.float64()),
+        ("mostly_form", pa.bool_()),  # delta_form has the sign of delta and is larger than delta_both
     ]
 )
 
@@ -151,6 +173,7 @@ def _by_condition(
             "add it to the study's conditions"
         )
     _refuse_strangers(answers, there, conditions)
+    told = _tells_stated(answers)
     ordered = answers.sort_by([(name, "ascending") for name in ("condition", "item", "sample")])
     runs: dict[str, Run] = {}
     known: dict[str, str | None] = {}
@@ -164,7 +187,7 @@ def _by_condition(
                 raise BadData(
                     f"condition {name!r}, item {item!r}: its cluster is {cluster!r}, but {known[item]!r} under 'none'; an item has one cluster"
                 )
-        run = runs[name] = _run_of(mine, len(items))
+        run = runs[name] = _run_of(mine, len(items), stated=told)
         drawn, wanted = run.correct.shape[1], conditions[name].samples or runs["none"].correct.shape[1]
         if drawn != wanted:
             why = "it votes over" if conditions[name].samples else "'none' has"
@@ -231,7 +254,15 @@ def _checked_items(name: str, mine: pa.Table, expected: Sequence[str]) -> list[s
     return items
 
 
-def _run_of(mine: pa.Table, items: int) -> Run:
+def _tells_stated(answers: pa.Table) -> bool:
+    """Whether the table says of every answer if it was stated: older ones do not, nor do imported answers in words."""
+    if "stated" not in answers.column_names or answers.column("stated").null_count == len(answers):
+        return False
+    unknown = pc.field("extracted").is_valid() & pc.field("stated").is_null()
+    return not len(answers.filter(unknown))
+
+
+def _run_of(mine: pa.Table, items: int, *, stated: bool) -> Run:
     def column(name: str) -> list[Any]:
         return mine.column(name).to_pylist()
 
@@ -248,6 +279,7 @@ def _run_of(mine: pa.Table, items: int) -> Run:
         np.array([np.nan if n is None else n for n in column("n_tokens")], np.float64).reshape(items, -1),
         objects([text or "" for text in column("text")]),
         objects([None if answer is None else _vote(answer) for answer in column("extracted")]),
+        np.array([bool(one) for one in column("stated")], np.bool_).reshape(items, -1) if stated else None,
     )
 
 
@@ -352,6 +384,7 @@ def accuracy_lines(path: Path) -> list[str]:
         lines += _choice(rows, conditions, settings["margin"])
     lines += _power(heads, compared)
     lines += _losses(heads, settings)
+    lines += guessed_lines(heads)
     judged = ResultFolder(path).read_table("answers", columns=["condition", "text", "disagree", "why"])
     lines += _form(heads, judged)
     disagree = judged.column("disagree")
@@ -417,7 +450,7 @@ def _result(row: Mapping[str, Any], margin: float, *, family: int, primary: bool
             text += ", tested alone as the primary condition"
         elif family > 1 and row["p_adjusted"] is not None:
             text += f", after Holm {_p(row['p_adjusted'])}"
-    return f"{text}: {_words(row, row['p_adjusted'], row['verdict'], margin)}"
+    return f"{text}: {_words(row, row['p_adjusted'], row['verdict'], margin)}{form_words(row)}"
 
 
 def change_words(row: Mapping[str, Any]) -> str:
@@ -616,25 +649,6 @@ def _warnings(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -
             f"Items that changed: {counts}; fewer than {FEWEST_CHANGES} can never reject, so of these only 'no effect' could be shown"
         )
     return lines
-
-
-def _signed(text: str) -> str:
-    return text.replace("-", "−")
-
-
-def _points(share: float) -> str:
-    shown = f"{100 * share:+.1f}"
-    return "0.0" if shown in ("+0.0", "-0.0") else _signed(shown)
-
-
-def _interval(lo: float | None, hi: float | None, *, signed: bool = False) -> str:
-    if lo is None or hi is None:
-        return ""
-    return f" [{_points(lo)}, {_points(hi)}]" if signed else f" [{100 * lo:.1f}, {100 * hi:.1f}]"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _p(value: float) -> str:

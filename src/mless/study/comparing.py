@@ -34,6 +34,8 @@ class Run:
     tokens: Float[np.ndarray, "items samples"]
     texts: np.ndarray
     extracted: np.ndarray
+    #: False where there is no answer; None where the answers do not tell.
+    stated: Bool[np.ndarray, "items samples"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ def _rows(
                 continue
             base = base.at(block.items)
             cell.row |= _difference(base, mine, block, name, metric)
+            if metric == "pass@1":
+                cell.row |= _parts(runs["none"], run, block, name)
             _test(cell, "p", base, mine, block)
             if name == again:
                 cell.row["equivalence_p"] = None  # nobody looks for an effect here
@@ -161,9 +165,12 @@ def _rows(
 def _about(run: Run, none: Run, items: Int[np.ndarray, " some"]) -> dict[str, Any]:
     """What is said of a condition beside its accuracy."""
     comparable = run is not none and run.texts.shape == none.texts.shape
+    stated = None if run.stated is None else run.stated[items]
     return {
         "truncated": float(run.truncated[items].mean()),
         "no_answer": float((~run.answered[items]).mean()),
+        "stated": None if stated is None else float(stated.mean()),
+        "guessed": None if stated is None else float((run.answered[items] & ~stated).mean()),
         "tokens": float(run.tokens[items].mean()),
         "samples": run.correct.shape[1],
         "changed_text": float((run.texts[items] != none.texts[items]).mean()) if comparable else None,
@@ -270,6 +277,30 @@ def _smallest_of_counts(n: int, changed: int, changed_again: int, from_both: int
     if from_both < max(changed, changed_again):
         again = stats.Again(changed_again / n, from_both / n)
     return stats.smallest_detectable_effect(n, changed / n, alpha=alpha, again=again)
+
+
+def _parts(none: Run, run: Run, block: _Block, condition: str) -> dict[str, Any]:
+    """Δ taken apart into what both state and what is form; sample s is paired with sample s."""
+    if none.stated is None or run.stated is None or none.correct.shape != run.correct.shape:
+        return {}
+    at = block.items
+    found = stats.decompose(
+        none.correct[at],
+        run.correct[at],
+        none.stated[at],
+        run.stated[at],
+        block.rng(condition, "pass@1", "form"),
+        block.clusters,
+    )
+    row: dict[str, Any] = {"both_n": found.n_both, "both_before": found.before, "both_after": found.after}
+    for name, part in (
+        ("stated_delta", found.stated),
+        ("delta_both", found.both),
+        ("delta_form", found.form),
+        ("both_delta", found.given_both),
+    ):
+        row |= {name: part.value, f"{name}_lo": part.lo, f"{name}_hi": part.hi}
+    return row | {"mostly_form": found.mostly_form}
 
 
 def _test(cell: _Cell, column: str, before: _Metric, after: _Metric, block: _Block) -> None:

@@ -1,0 +1,56 @@
+"""What is said of the form of answers: stated or guessed results, and a Δ taken apart by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def form_words(row: Mapping[str, Any]) -> str:
+    """What of a Δ is form, behind its verdict; nothing where all answers state a result, or where it is not known."""
+    if row.get("delta_form") is None or not (
+        row["delta_form"] or row["stated_delta"] or row["delta_both"] != row["delta"]
+    ):
+        return ""
+    several = row["samples"] > 1
+    what = "pairs of answers" if several else "items"
+    text = ". Most of this Δ is form" if row["mostly_form"] else ". Of this Δ is form"
+    text += (
+        f": {points(row['delta_form'])} points{interval(row['delta_form_lo'], row['delta_form_hi'], signed=True)} come from {what} where a result "
+        f"is not stated under both (stated in {share(row['stated'])} of the answers, {points(row['stated_delta'])} points"
+        f"{interval(row['stated_delta_lo'], row['stated_delta_hi'], signed=True)}); "
+    )
+    if not row["both_n"]:
+        return text + f"there are no {what} where both state one"
+    return text + (
+        f"{points(row['delta_both'])}{interval(row['delta_both_lo'], row['delta_both_hi'], signed=True)} from the {row['both_n']:,} {what} where both "
+        f"state one: {row['both_before']:,} → {row['both_after']:,} right, {points(row['both_delta'])} points"
+        f"{interval(row['both_delta_lo'], row['both_delta_hi'], signed=True)} among these"
+    )
+
+
+def guessed_lines(heads: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How many answers state no result, said as soon as one condition has more than 5 % of them."""
+    shares = {name: row.get("guessed") for name, row in heads.items()}
+    if not any(one is not None and one > 0.05 for one in shares.values()):
+        return []
+    shown = ", ".join(f"{name} {share(one)}" for name, one in shares.items())
+    return [f"Answers that state no result, where the last number was taken as a guess: {shown}"]
+
+
+def points(part: float) -> str:
+    """``+3.3``, in points."""
+    shown = f"{100 * part:+.1f}"
+    return "0.0" if shown in ("+0.0", "-0.0") else shown.replace("-", "−")
+
+
+def interval(lo: float | None, hi: float | None, *, signed: bool = False) -> str:
+    """`` [−1.0, +7.6]``; nothing where there is none."""
+    if lo is None or hi is None:
+        return ""
+    return f" [{points(lo)}, {points(hi)}]" if signed else f" [{100 * lo:.1f}, {100 * hi:.1f}]"
+
+
+def share(value: float | None) -> str:
+    """``12.3 %``."""
+    return "–" if value is None else f"{100 * value:.1f} %"
