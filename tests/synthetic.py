@@ -42,9 +42,13 @@ def write_folder(
     token: str | None = None,
     about: Mapping[str, Any] | None = None,
     attention: bool = True,
+    exponents: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Write a folder as design.md §4 has it; `captured` layers of the model's `layers`, `token` put into every question."""
+    """Write a folder as design.md §4 has it; `captured` layers of the model's `layers`, `token` put into every question.
+
+    Without `exponents` it is as mless wrote it before there was a dilution exponent.
+    """
     rng = np.random.default_rng(seed)
     ids = [f"math-{i}" for i in range(items)] if isinstance(items, int) else list(items)
     kept = list(captured or range(1, layers + 1))
@@ -128,7 +132,7 @@ def write_folder(
             for layer in kept:
                 for head in range(1, heads + 1):
                     logs[condition, layer, head] = list(np.log(lam[layer][head - 1]) + rng.normal(0, 0.08, 12))
-    _write_retained(path, name, logs, heads)
+    _write_retained(path, name, logs, heads, exponents)
     known: dict[str, Any] = {"none": {"kind": "none"}}
     for condition in conditions:
         if condition != "none":
@@ -154,7 +158,9 @@ def write_folder(
     return path
 
 
-def _write_retained(path: Path, name: str, logs: Mapping[tuple[str, int, int], Sequence[float]], heads: int) -> None:
+def _write_retained(
+    path: Path, name: str, logs: Mapping[tuple[str, int, int], Sequence[float]], heads: int, exponents: bool
+) -> None:
     rows: list[dict[str, Any]] = []
 
     def add(condition: str, layer: int, head: int, values: np.ndarray) -> None:
@@ -163,12 +169,19 @@ def _write_retained(path: Path, name: str, logs: Mapping[tuple[str, int, int], S
         verdict = (
             "drops" if hi < 0.95 else "rises" if lo > 1.05 else "unchanged" if lo > 0.9 and hi < 1.1 else "undecided"
         )
+        uniform = 0.62 + 0.01 * min(layer, 9)
+        even = np.log(uniform)
+        newer = {
+            "epsilon": values.mean() / even, "epsilon_lo": np.log(hi) / even, "epsilon_hi": np.log(lo) / even,
+            "epsilon_items": len(values), "skewed": head == 2,
+        }  # fmt: skip
         for queries in ("later", "original"):
             rows.append(
                 {
+                    **(newer if exponents else {}),
                     "model": name, "task": "bundled", "condition": condition, "layer": layer, "head": head, "queries": queries,
                     "retained": float(np.exp(values.mean())), "lo": float(lo), "hi": float(hi), "p": 0.001, "p_adjusted": 0.02,
-                    "n_items": len(values), "uniform": 0.62 + 0.01 * min(layer, 9), "verdict": verdict,
+                    "n_items": len(values), "uniform": uniform, "verdict": verdict,
                 }
             )  # fmt: skip
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -185,6 +186,40 @@ def test_overviews_show_the_conditions_that_were_run(spec: FigureSpec, folder: P
     assert "Mful" in " ".join(svg(spec, [part, folder], tmp_path))  # each folder shows what it holds
     with pytest.raises(BadFolder, match=r"no condition 'mful', 'random' in this folder; it holds none, mless\."):
         draw(FigureSpec(spec.id, spec.kind, (), ("mful", "random")), [part], out=tmp_path)
+
+
+def test_map_and_layers_are_drawn_in_exponents_where_there_are_any(tmp_path: Path) -> None:
+    """In ε; of folders from before there was one, alone or beside others, in λ; layers of one folder in both."""
+    new = write_folder(tmp_path / "new", layers=3, attention=False)
+    old = write_folder(tmp_path / "old", layers=3, attention=False, label="Older", exponents=False)
+    map_spec, layers = FigureSpec("map", "map", (), ALL), FigureSpec("retained", "retained", (), ALL)
+    expected = {
+        (map_spec, (new,)): ("Dilution exponent ε", "Retained share"),
+        (map_spec, (old,)): ("Retained share", "Dilution exponent ε"),
+        (map_spec, (new, old)): ("Retained share", "Dilution exponent ε"),
+        (layers, (new, new)): ("Dilution exponent ε", "Retained share λ"),
+        (layers, (old,)): ("Retained share λ", "Dilution exponent ε"),
+        (layers, (new, old)): ("Retained share λ", "Dilution exponent ε"),
+    }
+    for (spec, folders), (shown, missing) in expected.items():
+        found = svg(spec, list(folders), tmp_path)
+        assert shown in found
+        assert missing not in found
+    both = svg(layers, [new], tmp_path)
+    assert "Dilution exponent ε" in both
+    assert "Retained share λ" in both
+
+
+def test_a_condition_without_dilution_is_left_out_of_the_map_and_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "r", layers=2, attention=False)
+    rows = pq.read_table(folder / "retained.parquet").to_pylist()
+    without = {"epsilon": None, "epsilon_lo": None, "epsilon_hi": None}
+    rows = [row | without if row["condition"] == "mful" else row for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "retained.parquet")
+    found = svg(FigureSpec("map", "map", (), ALL), [folder], tmp_path)
+    assert "Without dilution, so without ε: mful." in " ".join(found)
+    alone = svg(FigureSpec("map", "map", (), ("none", "mful")), [folder], tmp_path)
+    assert "Retained share" in alone
 
 
 def test_map_scales_to_80_layers_of_64_heads(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_tables_by_layer_and_head(page: Page) -> None:
 def test_random_text_stands_beside_uniform_where_it_is_comparable(folder: Path, page: Page) -> None:
     assert page.text.count("random text") >= 4  # layers and heads of mless and mful; not of random itself
     heads = [part.count("random text") for part in page.text.split(", by layer")[1:]]
-    assert heads[0] == heads[1] == 2
+    assert heads[0] == heads[1] == 4  # its λ and its ε, for layers and for heads
     rows = pq.read_table(folder / "retained.parquet").to_pylist()
     share = {
         (r["condition"], r["layer"], r["head"]): f"{r['retained']:.3f}" for r in rows if r["queries"] == "original"
@@ -120,6 +120,26 @@ def test_random_text_stands_beside_uniform_where_it_is_comparable(folder: Path, 
     first = page.text.split(", by layer")[1]
     assert share["mless", 1, 0] in first
     assert share["random", 1, 0] in first
+
+
+def test_the_exponent_comes_first_and_p_last(page: Page) -> None:
+    first = page.text.split(", by layer")[1]
+    places = [first.index(word) for word in ("exponent ε", "retained λ", "verdict", "p (λ = 1)", "p (Holm)")]
+    assert places == sorted(places)
+    assert "exponent ε95 %" in first.replace("\n", "")
+    assert "a few items decide the row" in page.text
+    assert (
+        page.text.count(" †") == 2 * 3 * 2 + 1
+    )  # both intervals of head 2, three conditions, two layers; and what it means
+
+
+def test_a_folder_from_before_the_exponent_has_its_page(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "r", layers=2, heads=3, items=4, about={"prompt": "raw"}, exponents=False)
+    text = Page(publish(path, fresh=True).read_text(encoding="utf-8")).text
+    assert "retained λ" in text
+    assert "exponent ε95 %" not in text.replace("\n", "")  # no such column
+    assert "†" not in text
+    assert "holds for this model" in text or "hold for this model" in text or "undecided for this model" in text
 
 
 def test_random_text_of_another_length_is_no_yardstick(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mless.store import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from spelling import CHATML, model_folder
 
-TABLES = ("prompts", "attention", "dilution", "retained")
+TABLES = ("prompts", "attention", "dilution", "retained", "shares")
 SMALL = {"layers": "1-2", "limit": 4, "conditions": "none,mless,random"}
 ITEMS, HEADS, LAYERS, CONDITIONS = 4, 9, 2, ["none", "mless", "random"]
 
@@ -94,7 +94,12 @@ CONTRACT: dict[str, dict[str, Any]] = {
     },
     "retained": {
         "layer": pl.Int32, "head": pl.Int32, "queries": pl.String, "retained": pl.Float64, "lo": pl.Float64, "hi": pl.Float64,
-        "p": pl.Float64, "p_adjusted": pl.Float64, "n_items": pl.Int32, "uniform": pl.Float64, "verdict": pl.String,
+        "epsilon": pl.Float64, "epsilon_lo": pl.Float64, "epsilon_hi": pl.Float64, "epsilon_items": pl.Int32,
+        "p": pl.Float64, "p_adjusted": pl.Float64, "n_items": pl.Int32, "uniform": pl.Float64, "skewed": pl.Boolean, "verdict": pl.String,
+    },
+    "shares": {
+        "item": pl.String, "layer": pl.Int32, "head": pl.Int32, "queries": pl.String, "retained": pl.Float64,
+        "uniform": pl.Float64, "epsilon": pl.Float64,
     },
     "dilution": {"item": pl.String, "layer": pl.Int32, "queries": pl.String, "received": pl.List(pl.Float32)},
 }  # fmt: skip
@@ -118,6 +123,28 @@ def test_every_row_is_there_once(tables: dict[str, pl.DataFrame]) -> None:
     assert retained.select("condition", "layer", "head", "queries").n_unique() == retained.height
     assert retained.height == 2 * LAYERS * (HEADS + 1) * 2
     assert sorted(retained["head"].unique()) == list(range(HEADS + 1))
+    shares = tables["shares"]
+    assert shares.select(keys).n_unique() == shares.height == retained.height * ITEMS
+    assert shares.drop("retained", "uniform", "epsilon").null_count().sum_horizontal()[0] == 0
+
+
+def test_every_items_shares_give_the_table_of_all(tables: dict[str, pl.DataFrame]) -> None:
+    key = ["condition", "layer", "head", "queries"]
+    every = (
+        tables["shares"]
+        .group_by(key)
+        .agg(pl.col("epsilon").mean().alias("mean"), pl.col("retained").log().mean().exp())
+    )
+    together = tables["retained"].join(every, on=key, suffix="_items")
+    assert together.height == tables["retained"].height
+    assert together["epsilon"].null_count() == 0
+    np.testing.assert_allclose(together["epsilon"], together["mean"], rtol=1e-9)
+    heads = together.filter(pl.col("head") > 0)
+    np.testing.assert_allclose(heads["retained"], heads["retained_items"], rtol=1e-9)
+    assert (together["epsilon_lo"] <= together["epsilon"]).all()
+    assert (together["epsilon"] <= together["epsilon_hi"]).all()
+    one = tables["shares"].filter(pl.col("head") > 0)
+    np.testing.assert_allclose(one["epsilon"], np.log(one["retained"]) / np.log(one["uniform"]), rtol=1e-9)
 
 
 def test_prompts_are_what_their_spans_and_text_say(tables: dict[str, pl.DataFrame], embedded: LoadedModel) -> None:

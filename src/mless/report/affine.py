@@ -67,11 +67,17 @@ _SHOWN = (
 )
 
 
+#: The column that says whether a few items decide the number.
+_MARKED_BY = {"r2_constant": "skewed", "lambda": "lambda_skewed"}
+
+
 def _interval(row: dict[str, Any], name: str) -> str:
     value, lo, hi = row[name], row[f"{name}_lo"], row[f"{name}_hi"]
     if value is None:
         return "–"
-    return _short(value) + (f" [{_short(lo)}, {_short(hi)}]" if lo is not None else "")
+    # Folders of older versions have no marks.
+    mark = " †" if row.get(_MARKED_BY.get(name, "")) else ""
+    return _short(value) + (f" [{_short(lo)}, {_short(hi)}]{mark}" if lo is not None else "")
 
 
 def _short(value: float) -> str:

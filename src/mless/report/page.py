@@ -210,23 +210,29 @@ def _retained(folder: StoredResults) -> list[dict[str, Any]]:
     if not (folder.path / "retained.parquet").exists():
         return []
     rows = sorted(folder.retained("original"), key=lambda row: (row["layer"], row["head"]))
-    text = {(row["layer"], row["head"]): row["retained"] for row in rows if row["condition"] == "random"}
+    text = {(row["layer"], row["head"]): row for row in rows if row["condition"] == "random"}
     found: list[dict[str, Any]] = []
     for condition in dict.fromkeys([*folder.conditions, *(row["condition"] for row in rows)]):
         beside = bool(text) and random_is_yardstick(condition, folder.conditions)
         own: list[dict[str, Any]] = [
-            {**row, "random": text.get((row["layer"], row["head"]))} for row in rows if row["condition"] == condition
+            {**row, **_beside(text.get((row["layer"], row["head"])))} for row in rows if row["condition"] == condition
         ]
         if own:
             found.append(
                 {
                     "condition": condition,
                     "beside_random": beside,
+                    "exponent": any(row["epsilon"] is not None for row in own),
                     "layers": [row for row in own if row["head"] == 0],
                     "heads": [row for row in own if row["head"] > 0],
                 }
             )
     return found
+
+
+def _beside(text: dict[str, Any] | None) -> dict[str, Any]:
+    """What natural text does in a row's place."""
+    return {"random": text and text["retained"], "random_epsilon": text and text["epsilon"]}
 
 
 def _example(folder: StoredStudy) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from mless.stats.affine import (
     ratio_of_sums,
 )
 from mless.stats.form import Decomposition, decompose
+from mless.stats.intervals import ENOUGH_ITEMS
 from mless.stats.paired import (
     Equivalence,
     McNemar,
@@ -57,6 +58,7 @@ from mless.stats.sampled import (
 )
 from mless.stats.shares import (
     EXACT_UP_TO,
+    LEAST_DILUTION,
     VERDICTS,
     Band,
     Estimate,
@@ -66,17 +68,23 @@ from mless.stats.shares import (
     band,
     benjamini_hochberg,
     can_reject,
+    dilution_exponents,
     holm,
     items_needed,
+    layer_exponents,
     layer_share,
+    mean_exponents,
     retained_share,
+    retained_shares,
     sign_flip,
     smallest_p,
 )
 
 __all__ = [
+    "ENOUGH_ITEMS",
     "EXACT_UP_TO",
     "FIT_VERDICTS",
+    "LEAST_DILUTION",
     "METRICS",
     "VERDICTS",
     "AffineMap",
@@ -111,6 +119,7 @@ __all__ = [
     "cluster_spread",
     "cosine_across_items",
     "decompose",
+    "dilution_exponents",
     "equivalence",
     "explained",
     "fit_affine",
@@ -120,11 +129,13 @@ __all__ = [
     "items_for_effect",
     "items_for_equivalence",
     "items_needed",
+    "layer_exponents",
     "layer_share",
     "majority_at_k",
     "mcnemar_exact",
     "mcnemar_mid_p",
     "mcnemar_power",
+    "mean_exponents",
     "near_zero_of",
     "needs_both",
     "over_seeds",
@@ -135,6 +146,7 @@ __all__ = [
     "pass_at_k_by_item",
     "ratio_of_sums",
     "retained_share",
+    "retained_shares",
     "sign_flip",
     "smallest_detectable_effect",
     "smallest_detectable_mean",

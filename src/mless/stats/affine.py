@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from mless.errors import BadStudy
+from mless.stats.intervals import is_skewed, reach, sample_skewness, student
 
 FitVerdict = Literal["holds", "partly", "fails", "undecided"]
 FIT_VERDICTS: tuple[FitVerdict, ...] = get_args(FitVerdict)
@@ -23,11 +24,15 @@ FIT_VERDICTS: tuple[FitVerdict, ...] = get_args(FitVerdict)
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """A value for each row with its 95 % interval over items; `lo` and `hi` are NaN where fewer than two items count."""
+    """A value for each row with its 95 % interval over items; `lo` and `hi` are NaN where fewer than two items count.
+
+    `skewed`: a few items decide the row, and the interval may cover less than it says (docs/statistics.md).
+    """
 
     value: Float64[np.ndarray, " rows"]
     lo: Float64[np.ndarray, " rows"]
     hi: Float64[np.ndarray, " rows"]
+    skewed: Bool[np.ndarray, " rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,12 @@ def affine_residual(fit: AffineMap, sums: AffineSums) -> Float64[np.ndarray, " r
 def ratio_of_sums(
     part: Float64[np.ndarray, "items rows"], whole: Float64[np.ndarray, "items rows"], level: float = 0.95
 ) -> Intervals:
-    """Σ part / Σ whole over items, both ≥ 0, with an interval from the delete-one jackknife of its log and Student's t.
+    """Σ part / Σ whole over items, both ≥ 0, with an interval from the delete-one jackknife of its log.
 
     An item with NaN, or without any `whole`, is left out of its row. On the log, because a ratio of sums of squares is skewed and cannot
-    fall below 0. Where nothing at all is left the ratio is 0, and so are both bounds.
+    fall below 0; what skewness is left widens the side of its long tail (`intervals.reach`). Where nothing at all is left the ratio is 0,
+    and so are both bounds.
     """
-    from scipy.special import stdtrit
-
-    if not 0 < level < 1:
-        raise BadStudy(f"level must lie between 0 and 1, as 0.95 does; got {level}")
     there = ~(np.isnan(part) | np.isnan(whole)) & (whole > 0)
     a, b = np.where(there, part, 0.0), np.where(there, whole, 0.0)
     n = there.sum(axis=0)
@@ -115,14 +117,18 @@ def ratio_of_sums(
         value = a.sum(axis=0) / b.sum(axis=0)
         without = np.where(there, np.log(_sums_without_each(a) / _sums_without_each(b)), 0.0)
         middle = without.sum(axis=0) / n
-        spread = np.where(there, (without - middle) ** 2, 0.0).sum(axis=0) * (n - 1) / n
-        half = np.asarray(stdtrit(n - 1, (1 + level) / 2)) * np.sqrt(spread)
+        # leaving an item out moves the ratio the other way than the item does
+        influence = np.where(there, middle - without, np.nan)
+        # not times (n − 1)/n: a few items with much weight make the plain jackknife too small
+        error = np.sqrt(np.where(there, influence**2, 0.0).sum(axis=0))
+        skewness = sample_skewness(influence, n)
+        below, above = reach(skewness, n, level)
         # not beyond what a number can hold, where a single item decides
-        lo, hi = (np.exp(np.clip(np.log(value) + step, -700, 700)) for step in (-half, half))
+        lo, hi = (np.exp(np.clip(np.log(value) + step, -700, 700)) for step in (-below * error, above * error))
     nothing = (n > 1) & (a.sum(axis=0) == 0)
-    known = (n > 1) & np.isfinite(half)
+    known = (n > 1) & np.isfinite(error)
     lo, hi = (np.where(nothing, 0.0, np.where(known, bound, np.nan)) for bound in (lo, hi))
-    return Intervals(np.where(n > 0, value, np.nan), lo, hi)
+    return Intervals(np.where(n > 0, value, np.nan), lo, hi, is_skewed(skewness, n))
 
 
 def _sums_without_each(values: Float64[np.ndarray, "items rows"]) -> Float64[np.ndarray, "items rows"]:
@@ -138,7 +144,7 @@ def explained(
 ) -> Intervals:
     """R² = 1 − Σ left / Σ‖o′ − o‖²: 1 where the prediction is exact, 0 where it is as far off as no change at all, below 0 where worse."""
     ratio = ratio_of_sums(left, moves, level)
-    return Intervals(1 - ratio.value, 1 - ratio.hi, 1 - ratio.lo)
+    return Intervals(1 - ratio.value, 1 - ratio.hi, 1 - ratio.lo, ratio.skewed)
 
 
 def cosine_across_items(
@@ -153,8 +159,6 @@ def cosine_across_items(
     number. Pairs within an item share their context and are left out: (‖S‖² − Σ‖U_k‖²) / (N² − Σn_k²). Heads of a row are pooled, each
     with pairs of its own.
     """
-    from scipy.special import stdtrit
-
     total, own, tokens, squares = along.sum(0), directions.sum(0), count.sum(0), (count**2).sum(0)
     there = (count > 0).any(axis=-1)
     n = there.sum(axis=0)
@@ -163,9 +167,11 @@ def cosine_across_items(
         pairs = ((tokens - count) ** 2 - (squares - count**2)).sum(-1)
         left_out = np.where(there, (total - own - 2 * along + 2 * directions).sum(-1) / pairs, 0.0)
         spread = np.where(there, (left_out - left_out.sum(axis=0) / n) ** 2, 0.0).sum(axis=0) * (n - 1) / n
-        half = np.where(n > 2, np.asarray(stdtrit(n - 1, (1 + level) / 2)) * np.sqrt(spread), np.nan)
+        half = np.where(n > 2, student(n, level) * np.sqrt(spread), np.nan)
     value = np.where(n > 1, value, np.nan)
-    return Intervals(value, np.maximum(value - half, -1.0), np.minimum(value + half, 1.0))
+    return Intervals(
+        value, np.maximum(value - half, -1.0), np.minimum(value + half, 1.0), np.zeros(len(value), np.bool_)
+    )
 
 
 def fit_verdict(lo: float, hi: float, holds: float = 0.9) -> FitVerdict:

@@ -15,12 +15,16 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from mless.errors import BadAttention, BadStudy
+from mless.stats.intervals import MeanIntervals, is_skewed, mean_intervals, moments, reach, sample_skewness, student
 
 Verdict = Literal["drops", "rises", "unchanged", "undecided"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 #: In units of Σ|log λ_item|: equal sums added in another order differ by some 1e-16, really different ones by far more.
 _TIE = 1e-12
+
+#: A yardstick |log λ_uniform| below this is no yardstick: ε would divide by rounding (nothing inserted, or nobody sees it).
+LEAST_DILUTION = 0.05
 
 #: Up to so many items all 2ⁿ sign patterns cost less than 100,000 random ones (see `_exact_p`).
 EXACT_UP_TO = 26
@@ -32,12 +36,16 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its interval and the number of items behind it; `lo` and `hi` are NaN where n < 2."""
+    """A value with its interval and the number of items behind it; `lo` and `hi` are NaN where n < 2.
+
+    `skewed`: a few items decide it, and the interval may cover less than it says (docs/statistics.md).
+    """
 
     value: float
     lo: float
     hi: float
     n: int
+    skewed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +76,22 @@ class SignFlip:
 
 
 def retained_share(logs: Float[np.ndarray, " items"], level: float = 0.95, *, name: str = "the row") -> Estimate:
-    """A head's λ = exp(mean of log λ_item), with Student's t interval on the log."""
-    _refuse_infinities(logs[:, None], [name])
-    mean, half, n = _mean_and_half_width(logs[:, None].astype(np.float64), level)
-    return _on_share_scale(float(mean[0]), float(half[0]), int(n[0]))
+    """A head's λ = exp(mean of log λ_item), with an interval on the log that allows for skewed items."""
+    return retained_shares(logs[:, None], level, names=[name])[0]
+
+
+def retained_shares(
+    logs: Float[np.ndarray, "items rows"], level: float = 0.95, *, names: Sequence[str] | None = None
+) -> list[Estimate]:
+    """`retained_share` of every row at once."""
+    _refuse_infinities(logs, names)
+    return _estimates(mean_intervals(logs, level), exp=True)
 
 
 def layer_share(
     logs: Float[np.ndarray, "items heads"], level: float = 0.95, *, names: Sequence[str] | None = None
 ) -> tuple[Estimate, Float64[np.ndarray, " items"]]:
-    """A layer's λ = the mean of its heads' λ, with a delta-method t interval on the log, and the item scores behind it.
+    """A layer's λ = the mean of its heads' λ, with a delta-method interval on the log, and the item scores behind it.
 
     The heads of an item are not independent, so items are the sampling unit: item i's score is the first-order
     influence Σ_h w_h log λ_ih with w_h = λ_h / Σλ. The scores come back recentred on log λ, as the sign-flip test of a
@@ -89,52 +103,66 @@ def layer_share(
     if not present.any():
         return Estimate(math.nan, math.nan, math.nan, 0), np.full(logs.shape[0], np.nan)
     used = logs[:, present].astype(np.float64)
-    head_means, _, _ = _mean_and_half_width(used, level)
+    head_means = moments(used)[0]
     # exp after subtracting the largest: the weights are right even where a λ itself would overflow
     top = float(head_means.max())
     relative = np.exp(head_means - top)
     log_share = top + math.log(float(relative.mean()))
     # not a matmul: BLAS may round equal rows differently, and equal items must give a spread of exactly zero
     scores = (used * (relative / relative.sum())).sum(axis=1)
-    mean, half, n = _mean_and_half_width(scores[:, None], level)
-    return _on_share_scale(log_share, float(half[0]), int(n[0])), (scores - mean[0]) + log_share
+    mean, error, n, deviations = moments(scores[:, None])
+    skewness = sample_skewness(deviations, n)
+    below, above = reach(skewness, n, level)
+    centre = np.array([log_share])
+    found = MeanIntervals(centre, centre - below * error, centre + above * error, n, is_skewed(skewness, n))
+    return _estimates(found, exp=True)[0], (scores - mean[0]) + log_share
 
 
 def band(values: Float[np.ndarray, "items positions"], level: float = 0.95) -> Band:
     """The mean over items at each aligned position, with a pointwise t interval over the items that reach it."""
     _refuse_infinities(values, None, row="position", what="value")
-    mean, half, n = _mean_and_half_width(values.astype(np.float64), level)
+    mean, error, n, _ = moments(values.astype(np.float64))
+    half = student(n, level) * error
     return Band(mean, mean - half, mean + half, n)
 
 
-def _mean_and_half_width(
-    values: Float64[np.ndarray, "items rows"], level: float
-) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
-    """Mean, half-width of the t interval, and n, per column over its items that are not NaN."""
-    if not 0 < level < 1:
-        raise BadStudy(f"level must lie between 0 and 1, as 0.95 does; got {level}")
-    # not scipy.stats: its import alone takes longer than everything this module computes
-    from scipy.special import stdtrit
+def dilution_exponents(
+    logs: Float[np.ndarray, "items layers heads"], even: Float[np.ndarray, "items layers"]
+) -> Float64[np.ndarray, "items layers heads"]:
+    """ε_item = log λ_item / log λ_uniform,item of every head; NaN where the yardstick is too near to 1 to divide by.
 
-    there = ~np.isnan(values)
-    n = there.sum(axis=0)
-    if values.shape[0] == 0:
-        nothing = np.full(values.shape[1], np.nan)
-        return nothing, nothing.copy(), n
-    # deviations from a column's first item: equal items then have a spread of exactly zero
-    origin = values[there.argmax(axis=0), np.arange(values.shape[1])]
-    deviations = np.where(there, values - origin, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 is how n < 2 becomes NaN
-        shift = deviations.sum(axis=0) / n
-        variance = np.where(there, (deviations - shift) ** 2, 0.0).sum(axis=0) / (n - 1)
-        half = np.asarray(stdtrit(n - 1, (1 + level) / 2)) * np.sqrt(variance / n)
-    return origin + shift, half, n
+    0: nothing lost; 1: as much as a head loses that spreads evenly; below 0: the question gained.
+    """
+    yardstick = np.where(np.abs(even) >= LEAST_DILUTION, even, np.nan)
+    return logs / yardstick[..., None]
 
 
-def _on_share_scale(log_share: float, half: float, n: int) -> Estimate:
-    with np.errstate(over="ignore", under="ignore"):  # a bound too wide to write down is inf, and that is the truth
-        value, lo, hi = np.exp([log_share, log_share - half, log_share + half])
-    return Estimate(float(value), float(lo), float(hi), n)
+def layer_exponents(epsilons: Float[np.ndarray, "items layers heads"]) -> Float64[np.ndarray, "items layers"]:
+    """A layer's ε_item: the mean over its heads, item by item.
+
+    An item needs every head that is defined for any item; else the items of a layer would be means of different heads.
+    """
+    present = ~np.isnan(epsilons).all(axis=0)
+    count = present.sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.where(present, epsilons, 0.0).sum(axis=-1) / np.where(count > 0, count, np.nan)
+
+
+def mean_exponents(epsilons: Float[np.ndarray, "items rows"], level: float = 0.95) -> list[Estimate]:
+    """ε of every row: the mean over items, with the interval of the shares."""
+    _refuse_infinities(epsilons, None, what="dilution exponent")
+    return _estimates(mean_intervals(epsilons, level), exp=False)
+
+
+def _estimates(found: MeanIntervals, *, exp: bool) -> list[Estimate]:
+    bounds = np.stack([found.mean, found.lo, found.hi])
+    if exp:
+        with np.errstate(over="ignore", under="ignore"):  # a bound too wide to write down is inf, and that is the truth
+            bounds = np.exp(bounds)
+    return [
+        Estimate(float(value), float(lo), float(hi), int(n), bool(skewed))
+        for (value, lo, hi), n, skewed in zip(bounds.T, found.n, found.skewed, strict=True)
+    ]
 
 
 def _refuse_infinities(

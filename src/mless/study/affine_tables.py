@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _VECTORS = ("output", "displacement", "direction")
 _KEPT = ("before", "after", "measured")
 _TEXT = ("model", "task", "condition", "item", "half", "verdict", "verdict_measured", "lambda_verdict")
+_MARKS = ("skewed", "lambda_skewed")
 _WHOLE = ("layer", "head", "token", "n_tokens", "n_items", "n_scored")
 #: What is left of the displacement by each prediction: column of affine.parquet → the sum of an item.
 FORMS = {
@@ -212,14 +213,18 @@ class _Pooled:
 
         for form, left in FORMS.items():
             put(form, stats.explained(pooled[left], moves))
-        put("r2_constant", stats.explained(pooled["left_constant"], scored))
+        constant = stats.explained(pooled["left_constant"], scored)
+        put("r2_constant", constant)
+        columns["skewed"] = constant.skewed
         put("position_share", stats.ratio_of_sums(pooled["moves_position"], moves))
         size = stats.ratio_of_sums(moves, pooled["outputs"])
-        put("displacement", stats.Intervals(np.sqrt(size.value), np.sqrt(size.lo), np.sqrt(size.hi)))
+        put("displacement", stats.Intervals(np.sqrt(size.value), np.sqrt(size.lo), np.sqrt(size.hi), size.skewed))
         put("cosine", stats.cosine_across_items(groups["directions"], groups["along"], groups["directed"]))
         logs = {name: (groups[f"log_{name}"] / n).mean(-1) for name in ("lambda", "kept")}
-        for name, values in logs.items():
-            put(name, _shares(values))
+        shares = {name: _shares(values) for name, values in logs.items()}
+        for name, found in shares.items():
+            put(name, found)
+        columns["lambda_skewed"] = shares["lambda"].skewed
         # Against the answer that nothing moved: is less left than there was? Items that were fitted on have no say.
         with np.errstate(divide="ignore", invalid="ignore"):
             remains = np.log(np.maximum(pooled["left_constant"] / scored, 1e-12))
@@ -247,8 +252,9 @@ def _affine_sums(table: pa.Table) -> stats.AffineSums:
 
 
 def _shares(logs: np.ndarray) -> stats.Intervals:
-    found = [stats.retained_share(logs[:, row]) for row in range(logs.shape[1])]
-    return stats.Intervals(*(np.array([getattr(one, name) for one in found]) for name in ("value", "lo", "hi")))
+    found = stats.retained_shares(logs)
+    value, lo, hi = (np.array([getattr(one, name) for one in found], np.float64) for name in ("value", "lo", "hi"))
+    return stats.Intervals(value, lo, hi, np.array([one.skewed for one in found], np.bool_))
 
 
 # ---- the picture's points --------------------------------------------------------------------------------------------
@@ -366,6 +372,7 @@ RESULT: tuple[str, ...] = (
     *_with_bounds("lambda"),
     "lambda_p",
     "lambda_p_adjusted",
+    "lambda_skewed",
     "lambda_verdict",
     *_with_bounds("kept"),
     "lambda_constant",
@@ -375,6 +382,7 @@ RESULT: tuple[str, ...] = (
     *_with_bounds("r2_kept", "r2_constant"),
     "p",
     "p_adjusted",
+    "skewed",
     "verdict",
     *_with_bounds("r2_shifted", "r2_position", "position_share", "cosine"),
     "n_items",
@@ -409,6 +417,8 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], columns:
             return pa.array([str(value) for value in values], pa.string())
         if name in _WHOLE:
             return pa.array(np.array(values, np.int32), pa.int32())
+        if name in _MARKS:
+            return pa.array(np.array(values, np.bool_), pa.bool_())
         numbers = np.array(values, np.float64)
         return pa.array(numbers, pa.float64(), mask=np.isnan(numbers))
 

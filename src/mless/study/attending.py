@@ -16,7 +16,7 @@ class AttentionMeasurement:
     def __init__(self) -> None:
         self.measures = "attention"
         self.unit_tables: tuple[str, ...] = ("dilution", "attention")
-        self.tables: tuple[str, ...] = ("prompts", *self.unit_tables, "retained")
+        self.tables: tuple[str, ...] = ("prompts", *self.unit_tables, "retained", "shares")
         self.unit_format = 2
         self._kernels: set[str] = set()
 
@@ -45,7 +45,7 @@ class AttentionMeasurement:
             yield tables.unit_tables(attention, bench.names)
 
     def finish(self, bench: Bench) -> None:
-        retained = tables.retained_table(
+        found = tables.share_tables(
             bench.folder,
             bench.prompts,
             bench.spec,
@@ -54,4 +54,5 @@ class AttentionMeasurement:
             layers=bench.layers,
             heads=bench.heads,
         )
-        bench.folder.write_table("retained", retained)
+        for name, table in found.items():
+            bench.folder.write_table(name, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,22 +54,35 @@ def prompts(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A retained share with its interval, test, yardstick and verdict; head 0 is the layer: the mean of its heads that were captured."""
+    """A retained share with its interval, dilution exponent, test, yardstick and verdict; head 0 is the layer: the mean of its heads that were captured.
+
+    `epsilon` is log λ / log λ_uniform, the mean over items: 0 nothing lost, 1 as a head that spreads evenly. It hardly depends on the length
+    of the prompts, so it is what to compare models by; NaN where nothing dilutes. `skewed`: a few items decide the row.
+    """
 
     layer: int
     head: int
     retained: float
     lo: float
     hi: float
+    epsilon: float
+    epsilon_lo: float
+    epsilon_hi: float
+    epsilon_items: int
     p: float
     p_adjusted: float
     n_items: int
     uniform: float
+    skewed: bool
     verdict: str
 
     def __str__(self) -> str:
         where = f"layer {self.layer}" if self.head == 0 else head_name(self.layer, self.head)
-        return f"{where} {self.verdict}: {self.retained:.2f} [{self.lo:.2f}, {self.hi:.2f}] (uniform dilution {self.uniform:.2f})"
+        exponent = (
+            "" if math.isnan(self.epsilon) else f"ε {self.epsilon:.2f} [{self.epsilon_lo:.2f}, {self.epsilon_hi:.2f}], "
+        )
+        share = f"retained share {self.retained:.2f} [{self.lo:.2f}, {self.hi:.2f}]"
+        return f"{where} {self.verdict}: {exponent}{share} (uniform dilution {self.uniform:.2f})"
 
 
 def retained(

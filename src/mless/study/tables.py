@@ -124,7 +124,29 @@ def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
         return np.where(without > 0, np.log(with_filler / without), np.nan)
 
 
-def retained_table(
+#: Columns of retained.parquet and of shares.parquet behind model, task and condition; what is neither text, count nor mark is a number.
+RETAINED: tuple[str, ...] = (
+    "layer",
+    "head",
+    "queries",
+    "retained",
+    "lo",
+    "hi",
+    "epsilon",
+    "epsilon_lo",
+    "epsilon_hi",
+    "epsilon_items",
+    "p",
+    "p_adjusted",
+    "n_items",
+    "uniform",
+    "skewed",
+    "verdict",
+)
+SHARES: tuple[str, ...] = ("item", "layer", "head", "queries", "retained", "uniform", "epsilon")
+
+
+def share_tables(
     folder: ResultFolder,
     prompts: Mapping[str, Sequence[Prompt]],
     spec: StudySpec,
@@ -133,22 +155,23 @@ def retained_table(
     unit_key: Callable[[str, int], str],
     layers: Sequence[int],
     heads: Sequence[int],
-) -> pa.Table:
-    """Retained share of every head and layer for each condition against `none`, with interval, test, yardstick and verdict."""
+) -> dict[str, pa.Table]:
+    """Each condition against `none`: `retained` (every head and layer, with interval, test, yardstick, verdict) and `shares` (every item)."""
     import pyarrow as pa
 
-    items = len(prompts["none"])
+    items = [prompt.item for prompt in prompts["none"]]
 
     def sums(name: str, condition: str, shape: tuple[int, ...]) -> np.ndarray:
         read = [
             _stored_sums(folder.read_unit(name, unit_key(condition, n)), prompts[condition][n]).reshape(shape)
-            for n in range(items)
+            for n in range(len(items))
         ]
         return np.stack(read)
 
     full, even = (len(layers), len(heads), len(QUERY_SETS)), (len(layers), len(QUERY_SETS))
     base, base_even = sums("attention", "none", full), sums("dilution", "none", even)
     rows: list[dict[str, Any]] = []
+    by_item: list[pa.Table] = []
     for condition in prompts:
         if condition == "none":
             continue
@@ -160,37 +183,59 @@ def retained_table(
                 logs[..., s], logs_even[..., s], layers, heads, rng, margins=spec.margins_of(), flips=spec.flips
             )
             rows += [{"condition": condition, "queries": queries, **row} for row in found]
-    columns = [
-        "condition",
-        "layer",
-        "head",
-        "queries",
-        "retained",
-        "lo",
-        "hi",
-        "p",
-        "p_adjusted",
-        "n_items",
-        "uniform",
-        "verdict",
-    ]
-    schema = {"layer": pa.int32(), "head": pa.int32(), "n_items": pa.int32()}
+            shares = _item_shares(logs[..., s], logs_even[..., s], items, layers, heads)
+            by_item.append(_table({"condition": condition, "queries": queries, **shares}, names, SHARES))
+    columns = {name: [row[name] for row in rows] for name in ("condition", *RETAINED)}
+    empty = _table({name: [] for name in ("condition", *SHARES)}, names, SHARES)
+    return {"retained": _table(columns, names, RETAINED), "shares": pa.concat_tables([empty, *by_item])}
+
+
+def _table(columns: Mapping[str, Any], names: Names, order: Sequence[str]) -> pa.Table:
+    """Columns by name, a single text for a column that is the same in every row; a number that is NaN becomes null."""
+    import pyarrow as pa
+
+    count = len(columns[order[0]])
 
     def column(name: str) -> pa.Array:
-        values = [row[name] for row in rows]
-        if name in ("condition", "queries", "verdict"):
+        values = columns[name]
+        if isinstance(values, str):
+            return _constant(values, count)
+        if name in ("condition", "item", "queries", "verdict"):
             return pa.array(values, pa.string())
-        if name in schema:
-            return pa.array(values, schema[name])
-        return pa.array(np.array(values, np.float64), mask=np.isnan(np.array(values, np.float64)))
+        if name == "skewed":
+            return pa.array(values, pa.bool_())
+        if name in ("layer", "head", "n_items", "epsilon_items"):
+            return pa.array(np.asarray(values, np.int32), pa.int32())
+        numbers = np.asarray(values, np.float64)
+        return pa.array(numbers, pa.float64(), mask=np.isnan(numbers))
 
-    return pa.table(
-        {
-            "model": _constant(names["model"], len(rows)),
-            "task": _constant(names["task"], len(rows)),
-            **{name: column(name) for name in columns},
-        }
-    )
+    said = {name: _constant(names[name], count) for name in ("model", "task")}
+    return pa.table({**said, **{name: column(name) for name in ("condition", *order)}})
+
+
+def _item_shares(
+    logs: Float[np.ndarray, "items layers heads"],
+    logs_even: Float[np.ndarray, "items layers"],
+    items: Sequence[str],
+    layers: Sequence[int],
+    heads: Sequence[int],
+) -> dict[str, Any]:
+    """λ, the yardstick and ε of every item, layer and head; head 0 is the mean over the layer's heads."""
+    epsilons = stats.dilution_exponents(logs, logs_even)
+    share = np.exp(logs)
+    present = ~np.isnan(logs).all(axis=0)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(present, share, 0.0).sum(-1) / np.where(present.any(-1), present.sum(-1), np.nan)
+    shape = (len(items), len(layers), len(heads) + 1)
+    grid = np.indices(shape).reshape(3, -1)
+    return {
+        "item": np.array(items, object)[grid[0]],
+        "layer": np.array(layers, np.int32)[grid[1]],
+        "head": np.array([0, *heads], np.int32)[grid[2]],
+        "retained": np.concatenate([mean[..., None], share], axis=-1).ravel(),
+        "uniform": np.broadcast_to(np.exp(logs_even)[..., None], shape).ravel(),
+        "epsilon": np.concatenate([stats.layer_exponents(epsilons)[..., None], epsilons], axis=-1).ravel(),
+    }
 
 
 def share_rows(
@@ -206,36 +251,45 @@ def share_rows(
     """From log λ_item of every head (and of an even spread): a row per layer (head 0) and per head."""
     items, n_layers, n_heads = logs.shape
     names = [head_name(layer, head) for layer in layers for head in heads]
-    test = stats.sign_flip(logs.reshape(items, -1), rng, flips=flips, names=names)
+    flat = logs.reshape(items, -1)
+    test = stats.sign_flip(flat, rng, flips=flips, names=names)
     by_layer = [
         stats.layer_share(logs[:, at], names=names[at * n_heads : (at + 1) * n_heads]) for at in range(n_layers)
     ]
     layer_test = stats.sign_flip(np.stack([scores for _, scores in by_layer], axis=1), rng, flips=flips)
-    adjusted = stats.holm(test.p).reshape(n_layers, n_heads)
-    layer_adjusted = stats.holm(layer_test.p)
-    p = test.p.reshape(n_layers, n_heads)
+    adjusted, layer_adjusted = stats.holm(test.p), stats.holm(layer_test.p)
+    by_head = stats.retained_shares(flat, names=names)
+    epsilons = stats.dilution_exponents(logs, logs_even)
+    head_epsilon = stats.mean_exponents(epsilons.reshape(items, -1))
+    layer_epsilon = stats.mean_exponents(stats.layer_exponents(epsilons))
+    uniform = stats.retained_shares(logs_even)
 
     def row(
-        layer: int, head: int, estimate: stats.Estimate, p: float, p_adjusted: float, uniform: float
+        layer: int, head: int, share: stats.Estimate, epsilon: stats.Estimate, p: float, p_adjusted: float, even: float
     ) -> dict[str, Any]:
         return {
             "layer": layer,
             "head": head,
-            "retained": estimate.value,
-            "lo": estimate.lo,
-            "hi": estimate.hi,
+            "retained": share.value,
+            "lo": share.lo,
+            "hi": share.hi,
+            "epsilon": epsilon.value,
+            "epsilon_lo": epsilon.lo,
+            "epsilon_hi": epsilon.hi,
+            "epsilon_items": epsilon.n,
             "p": p,
             "p_adjusted": p_adjusted,
-            "n_items": estimate.n,
-            "uniform": uniform,
-            "verdict": margins.verdict(estimate.lo, estimate.hi),
+            "n_items": share.n,
+            "uniform": even,
+            "skewed": share.skewed or epsilon.skewed,
+            "verdict": margins.verdict(share.lo, share.hi),
         }
 
     rows: list[dict[str, Any]] = []
     for at, layer in enumerate(layers):
-        uniform = stats.retained_share(logs_even[:, at]).value
-        rows.append(row(layer, 0, by_layer[at][0], layer_test.p[at], layer_adjusted[at], uniform))
-        for h, head in enumerate(heads):
-            estimate = stats.retained_share(logs[:, at, h], name=head_name(layer, head))
-            rows.append(row(layer, head, estimate, p[at, h], adjusted[at, h], uniform))
+        even = uniform[at].value
+        p = float(layer_test.p[at]), float(layer_adjusted[at])
+        rows.append(row(layer, 0, by_layer[at][0], layer_epsilon[at], *p, even))
+        for h, head in enumerate(heads, start=at * n_heads):
+            rows.append(row(layer, head, by_head[h], head_epsilon[h], float(test.p[h]), float(adjusted[h]), even))
     return rows
