@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from scipy import stats as scipy_stats
+from scipy.optimize import brentq
 
 import mless
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy
@@ -213,8 +214,16 @@ def holm(p: list[float]) -> list[float]:
 
 
 def interval(center: float, scores: np.ndarray) -> tuple[float, float]:
-    half = scipy_stats.t.ppf(0.975, len(scores) - 1) * scores.std(ddof=1) / np.sqrt(len(scores))
-    return float(np.exp(center - half)), float(np.exp(center + half))
+    """Student's limits, or Hall's where they lie further out: the t for which his g(t) is Student's, found by bisection."""
+    n = len(scores)
+    t, error = float(scipy_stats.t.ppf(0.975, n - 1)), scores.std(ddof=1) / np.sqrt(n)
+    a = float(scipy_stats.skew(scores, bias=False)) * (1 + 5 / n) / np.sqrt(n)
+
+    def solved(target: float) -> float:
+        return brentq(lambda x: x + a * x**2 / 3 + a**2 * x**3 / 27 + a / 6 - target, -1e6, 1e6, xtol=1e-12)
+
+    lo, hi = center - max(t, solved(t)) * error, center - min(-t, solved(-t)) * error
+    return float(np.exp(lo)), float(np.exp(hi))
 
 
 @pytest.mark.parametrize("queries", ["original", "later"])
