@@ -221,7 +221,7 @@ def test_a_run_and_its_second(command: Command, tiny: Path, tmp_path: Path) -> N
     words = ["run", "quick", *small(tiny), "--set", "margins.same=[0.5, 1.5]", "--out", tmp_path / "out"]
     first = command(*words)
     assert first.code == 0
-    assert "tiny, 3 items of bundled, raw prompts; retained share = " in first.out
+    assert "tiny, 3 items of bundled, raw prompts; retained share λ = " in first.out
     assert "(6 of 6 units computed)" in first.out
     assert "• mless (5 × ' /', before-question): layer 1 " in first.out
     assert f"report: {tmp_path / 'out' / 'report.html'}" in first.out

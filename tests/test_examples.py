@@ -23,4 +23,4 @@ def test_the_readmes_python_is_the_first_example(capsys):
     exec(compile(block[1], "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 10  # the layer, then its nine heads
-    assert printed[0].startswith("layer 1 drops: 0.")
+    assert printed[0].startswith("layer 1 drops: ε 0.")

@@ -355,10 +355,10 @@ def test_progress_is_told(folder: Path, heard: Heard) -> None:
 
 def test_the_verdict_of_a_real_run(folder: Path) -> None:
     lines = verdict_lines(folder)
-    assert lines[0].startswith("SmolLM2-135M-Instruct, 4 items of bundled, raw prompts; retained share = ")
-    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops: ")
-    assert lines[2].startswith("random (55 tokens of natural text, before-question): layer 1 drops: ")
-    assert lines[3].startswith("The published claim (layer 1 drops) holds here")
+    assert lines[0].startswith("SmolLM2-135M-Instruct, 4 items of bundled, raw prompts; retained share λ = ")
+    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops, ")
+    assert lines[2].startswith("random (55 tokens of natural text, before-question): layer 1 drops, ")
+    assert lines[3].startswith("The published claim (layer 1 drops, later layers do not change) ")
     assert lines[4].startswith(
         "4 items are too few for the sign-flip test ever to reject after Holm over 18 rows (it takes 10)"
     )
@@ -585,7 +585,7 @@ def test_the_quick_study_finds_what_was_published(tmp_path: Path) -> None:
     assert 0.65 < by_layer[1] < 0.85
     assert all(0.88 < by_layer[layer] < 1.12 for layer in range(5, 31))
     lines = verdict_lines(outcome.folder)
-    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops: 8 of 9 heads, retained share 0.7")
+    assert lines[1].startswith("mless (55 × ' /', before-question): layer 1 drops, 8 of 9 heads: ε 0.")
 
 
 def test_a_template_that_leaves_the_bos_out_is_found_out(embedded: LoadedModel, tmp_path: Path) -> None:
