@@ -27,6 +27,7 @@ from mless.study.accuracy import (
     accuracy_table,
     best_on_dev,
 )
+from mless.study.population import population_lines
 from mless.study.spec import AccuracyTable
 
 
@@ -633,6 +634,14 @@ def test_answers_of_another_form_are_pointed_out(tmp_path: Path) -> None:
     assert any(
         line.startswith("Empty answers: none 0.0 %, mless 100.0 %.") and "--prompt chat" in line for line in lines
     )
+
+
+def test_a_generated_task_asked_whole_is_no_sample():
+    assert population_lines("arithmetic-1", 199) == population_lines("math500", 500) == []
+    assert population_lines("arithmetic-99", 200) == []  # of a newer version
+    [line] = population_lines("arithmetic-1", 200)
+    assert line.startswith("These 200 items are all that arithmetic-1 has, so there is no larger set of questions")
+    assert "--data arithmetic:5:COUNT (20,000 questions)" in line
 
 
 def stated_rows() -> list[dict[str, Any]]:

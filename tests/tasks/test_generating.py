@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mless.errors import BadData
-from mless.tasks import arithmetic
+from mless.tasks import arithmetic, distinct_questions
 
-difficulties = st.integers(1, 4)
+difficulties = st.integers(1, 6)
 seeds = st.integers(0, 2**32)
 
 # Each story, recognised by its words alone and solved from the numbers in it, apart from the code that wrote it.
@@ -108,9 +108,9 @@ def test_the_whole_supply_can_be_asked_for_but_no_more() -> None:
         arithmetic(16_501, 2)
 
 
-@pytest.mark.parametrize("difficulty", [0, 5, -1])
+@pytest.mark.parametrize("difficulty", [0, 7, -1])
 def test_bad_difficulty(difficulty: int) -> None:
-    with pytest.raises(BadData, match=f"no arithmetic of difficulty {difficulty}: difficulties are 1 to 4"):
+    with pytest.raises(BadData, match=f"no arithmetic of difficulty {difficulty}: difficulties are 1 to 6"):
         arithmetic(10, difficulty)
 
 
@@ -118,3 +118,17 @@ def test_bad_difficulty(difficulty: int) -> None:
 def test_bad_count(count: int) -> None:
     with pytest.raises(BadData, match=f"at least 1 question, got {count}"):
         arithmetic(count)
+
+
+def test_every_difficulty_tells_how_many_questions_it_has() -> None:
+    sizes = {difficulty: distinct_questions(difficulty) for difficulty in range(1, 7)}
+    assert (sizes[1], sizes[2], sizes[5], sizes[6]) == (200, 16_500, 20_000, 4_000)
+    assert min(sizes[3], sizes[4]) > 100_000
+    # all of them can be had, each once
+    assert len({item.question for item in arithmetic(4_000, 6)}) == 4_000
+    with pytest.raises(
+        BadData, match="difficulty 6 has only 4000 distinct questions, so it cannot give 4001; ask for fewer"
+    ):
+        arithmetic(4_001, 6)
+    with pytest.raises(BadData, match="no arithmetic of difficulty 7: difficulties are 1 to 6"):
+        distinct_questions(7)

@@ -297,7 +297,7 @@ def test_arithmetic_sources() -> None:
         ("arithmetic:hard", "cannot read 'arithmetic:hard'"),
         ("arithmetic:2:-5", "cannot read 'arithmetic:2:-5'"),
         ("arithmetic:\n", r"cannot read 'arithmetic:\\n'"),
-        ("arithmetic:9", "difficulties are 1 to 4"),
+        ("arithmetic:9", "difficulties are 1 to 6"),
         ("arithmetic:2:0", "at least 1 question"),
         ("arithmetic:1:201", "only 200 distinct"),
     ],

@@ -23,6 +23,7 @@ from mless.study.form import form_words, guessed_lines
 from mless.study.form import interval as _interval
 from mless.study.form import points as _points
 from mless.study.form import share as _share
+from mless.study.population import population_lines
 from mless.study.spec import AccuracyTable
 from mless.values import Condition, condition_of, condition_words
 
@@ -382,6 +383,7 @@ def accuracy_lines(path: Path) -> list[str]:
     lines.append(_control(heads.get(again or ""), about, settings))
     if any(row["split"] == "dev" for row in rows) and compared:
         lines += _choice(rows, conditions, settings["margin"])
+    lines += population_lines(str(about["task"]), heads["none"]["n"])
     lines += _power(heads, compared)
     lines += _losses(heads, settings)
     lines += guessed_lines(heads)

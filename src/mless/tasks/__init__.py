@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mless.tasks.extracting import DEFAULT_RULES, RULES, TASK_RULES, Extracted, Rule, extract
-from mless.tasks.generating import arithmetic
+from mless.tasks.generating import arithmetic, distinct_questions
 from mless.tasks.grading import NOTES, Grade, Grader, vote_of
 from mless.tasks.reading import filler_sentences, load_items
 
@@ -17,6 +17,7 @@ __all__ = [
     "Grader",
     "Rule",
     "arithmetic",
+    "distinct_questions",
     "extract",
     "filler_sentences",
     "load_items",

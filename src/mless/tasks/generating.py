@@ -1,4 +1,4 @@
-"""Generated arithmetic: seeded questions of four difficulties whose answers are exact integers."""
+"""Generated arithmetic: seeded questions of six difficulties whose answers are exact integers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mless.values import Item
 
 # From 0 or 10: expressions. From 2: things that are counted in a sentence, so that no plural is ever wrong.
 DIGITS = range(10)
+BELOW_100 = range(100)
 TWO_DIGITS = range(10, 100)
 FEW = range(2, 10)
 NAMES = ("Amira", "Ben", "Chiara", "Dmitri", "Eun-ji", "Femi", "Greta", "Hugo", "Ines", "Jonas")
@@ -35,6 +36,22 @@ def _sum(a: int, b: int) -> tuple[str, int]:
 
 def _difference(a: int, b: int) -> tuple[str, int]:
     return f"What is {a} - {b}?", a - b
+
+
+def _sum_sum(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"What is {a} + {b} + {c}?", a + b + c
+
+
+def _sum_difference(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"What is {a} + {b} - {c}?", a + b - c
+
+
+def _difference_sum(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"What is {a} - {b} + {c}?", a - b + c
+
+
+def _difference_difference(a: int, b: int, c: int) -> tuple[str, int]:
+    return f"What is {a} - {b} - {c}?", a - b - c
 
 
 def _product(a: int, b: int) -> tuple[str, int]:
@@ -153,25 +170,37 @@ DIFFICULTIES: dict[int, tuple[Kind, ...]] = {
         ),
         Kind(_rope, (range(3, 13), range(10, 41), FEW)),
     ),
+    # Easy like 1, but large enough to draw a sample from. The numbers are names: 5 and 6 came later and are easier than 3 and 4.
+    5: (Kind(_sum, (BELOW_100, BELOW_100)), Kind(_difference, (BELOW_100, BELOW_100))),
+    6: tuple(
+        Kind(make, (DIGITS, DIGITS, DIGITS))
+        for make in (_sum_sum, _sum_difference, _difference_sum, _difference_difference)
+    ),
 }
+
+
+def distinct_questions(difficulty: int) -> int:
+    """How many different questions a difficulty has."""
+    if difficulty not in DIFFICULTIES:
+        raise BadData(f"no arithmetic of difficulty {difficulty}: difficulties are 1 to {max(DIFFICULTIES)}")
+    return sum(kind.size for kind in DIFFICULTIES[difficulty])
 
 
 def arithmetic(count: int = 200, difficulty: int = 1, seed: int = 0) -> list[Item]:
     """`count` different questions; the first n of a longer set are the set of n with the same difficulty and seed.
 
     Difficulty 1: one-digit sums and differences; 2: also two-digit ones, and one-digit products; 3: two-digit products
-    and two-step expressions; 4: word problems of two or three steps.
+    and two-step expressions; 4: word problems of two or three steps; 5: sums and differences of numbers below 100; 6: of three
+    digits. `distinct_questions` tells how many each has: difficulty 1 has 200, so 200 of it are all and no sample.
     """
-    if difficulty not in DIFFICULTIES:
-        raise BadData(f"no arithmetic of difficulty {difficulty}: difficulties are 1 to {max(DIFFICULTIES)}")
+    distinct = distinct_questions(difficulty)
     if count < 1:
         raise BadData(f"arithmetic: count must be at least 1 question, got {count}")
     kinds = DIFFICULTIES[difficulty]
-    distinct = sum(kind.size for kind in kinds)
     if count > distinct:
         raise BadData(
             f"arithmetic of difficulty {difficulty} has only {distinct} distinct questions, so it cannot give {count}; "
-            "ask for fewer or for a higher difficulty"
+            "ask for fewer, or for another difficulty (5 has 20000 sums and differences of numbers below 100)"
         )
     rng = random.Random(f"arithmetic {difficulty} {seed}")
 
