@@ -511,10 +511,27 @@ def plan(
     pilot: Annotated[Path | None, typer.Option(help="Take that share from this result folder.")] = None,
     power: Annotated[float, typer.Option(help="How often the effect is to be found.")] = 0.8,
     alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.05,
-    tests: Annotated[int, typer.Option(help="How many conditions are compared with none.")] = 1,
+    conditions: Annotated[
+        int | None,
+        typer.Option(
+            "--conditions",
+            "--tests",
+            help="How many conditions are compared with none; as in the study accuracy (3) otherwise.",
+        ),
+    ] = None,
+    primary: Annotated[
+        bool, typer.Option("--primary", help="Plan for a primary condition, which is tested alone.")
+    ] = False,
+    again: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of items that the same prompts asked again judge otherwise (A/A); the pilot's, or 0 as row-stable decoding has it."
+        ),
+    ] = None,
+    margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = 0.02,
     as_json: Json = False,
 ) -> None:
-    """Say before a run what effect so many items can show, and how many items an effect takes."""
+    """Say before a run what effect so many items can show, how likely each verdict is, and how many items it takes."""
     from mless.study.planning import plan as planned
     from mless.study.planning import plan_lines
 
@@ -524,7 +541,9 @@ def plan(
         from mless.tasks import load_items
 
         items = len(load_items(data)[1])
-    found = planned(items, effect, changed, pilot, power, alpha, tests)
+    found = planned(
+        items, effect, changed, pilot, power, alpha, conditions, primary=primary, again=again, margin=margin
+    )
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
         return

@@ -20,39 +20,73 @@ from mless.study.planning import plan, plan_lines
 
 
 def test_the_sentence_of_the_issue():
-    lines = plan_lines(plan(500, None, None, None))
+    lines = plan_lines(plan(500, None, None, None, conditions=1))
     assert lines[0] == "500 items can show ±4.1 points; ±2 needs about 2,043; assuming 10 % of items change"
     assert lines[1] == "Exact McNemar test of paired items, one answer each, 80 % power, α = 0.05"
-    assert "--pilot FOLDER" in lines[2]
+    assert lines[2] == (
+        "If there is no effect, 500 items say equivalent (within ±2 points) in 0.1 % of runs, undecided in 96.3 %, rises or drops in 3.7 %; to say "
+        "equivalent takes about 2,162 items (80 % power)."
+    )
+    assert "--pilot FOLDER" in lines[3]
+
+
+def test_unless_told_otherwise_the_plan_is_for_the_conditions_of_the_study_accuracy():
+    found = plan(500, None, None, None)
+    assert (found["conditions"], found["alpha_each"]) == (3, 0.05 / 3)
+    lines = plan_lines(found)
+    assert lines[0] == "500 items can show ±4.6 points; ±2 needs about 2,691; assuming 10 % of items change"
+    assert lines[1].endswith("; each of 3 conditions under Holm: p ≤ 0.0167 where no other one has an effect")
+
+
+def test_a_primary_condition_is_planned_for_alone():
+    found = plan(500, None, None, None, primary=True)
+    assert found["detectable"] == stats.smallest_detectable_effect(500, 0.1)
+    assert found["detectable_others"] == stats.smallest_detectable_effect(500, 0.1, alpha=0.025)
+    assert plan_lines(found)[1].endswith(
+        "; for the primary condition, which is tested alone (under Holm each of the other 2 can show ±4.4 points)"
+    )
+    assert found["items_needed"] == 2043
+
+
+def test_an_a_a_difference_costs_items():
+    found = plan(500, 0.02, None, None, again=0.05, conditions=1, margin=0.03)
+    both = stats.Again.planned(0.1, 0.05)
+    assert found["detectable"] == stats.smallest_detectable_effect(500, 0.1, again=both)
+    assert found["items_needed"] == stats.items_for_effect(0.02, 0.1, again=both) > 2043
+    assert found["power_here"] == stats.mcnemar_power(500, 0.02, 0.1, again=both)
+    assert found["items_for_equivalence"] == stats.items_for_equivalence(0.03, 0.1)
+    chances = stats.verdict_chances(500, 0.1, 0.03, again=both)
+    assert found["without_effect"] == {
+        name: getattr(chances, name) for name in ("rises", "drops", "equivalent", "undecided")
+    }
+    assert plan_lines(found)[1].endswith("; against both runs of none, which differ on 5 % of items (A/A)")
 
 
 def test_an_effect_and_a_share_of_ones_own():
-    found = plan(500, 0.03, 0.2, None)
+    found = plan(500, 0.03, 0.2, None, conditions=1)
     assert found["detectable"] == stats.smallest_detectable_effect(500, 0.2)
     assert found["items_needed"] == stats.items_for_effect(0.03, 0.2)
     assert found["power_here"] == stats.mcnemar_power(500, 0.03, 0.2)
     assert (found["changed_from"], found["pilot"]) == ("given", None)
     lines = plan_lines(plan(500, 0.03, 0.2, None))
     assert lines[0].endswith("; if 20 % of items change")
-    assert lines[2].startswith("500 items would find ±3 points in ")
-    assert (
-        plan_lines(plan(None, 0.02, None, None))[0]
-        == "±2 points needs about 2,043 items; assuming 10 % of items change"
+    assert lines[3].startswith("500 items would find ±3 points in ")
+    without = plan_lines(plan(None, 0.02, None, None, conditions=1))
+    assert without[0] == "±2 points needs about 2,043 items; assuming 10 % of items change"
+    assert without[2].startswith(
+        "To show that there is no effect (equivalent, within ±2 points) takes about 2,162 items"
     )
 
 
 def test_several_comparisons_share_alpha():
-    found = plan(500, None, None, None, tests=4)
+    found = plan(500, None, None, None, conditions=4)
     assert found["detectable"] == stats.smallest_detectable_effect(500, 0.1, alpha=0.0125)
     assert found["items_needed"] == stats.items_for_effect(0.02, 0.1, alpha=0.0125)
-    assert (
-        "each of 4 comparisons at 0.013 (Bonferroni; Holm asks no more)"
-        in plan_lines(plan(500, None, None, None, tests=4))[1]
-    )
+    assert "each of 4 conditions under Holm: p ≤ 0.0125" in plan_lines(found)[1]
 
 
 def test_power_and_alpha_of_ones_own():
-    found = plan(500, None, 0.1, None, power=0.9, alpha=0.01)
+    found = plan(500, None, 0.1, None, power=0.9, alpha=0.01, conditions=1)
     assert found["detectable"] == stats.smallest_detectable_effect(500, 0.1, 0.9, 0.01)
     assert "90 % power, α = 0.01" in plan_lines(plan(500, None, 0.1, None, power=0.9, alpha=0.01))[1]
 
@@ -88,7 +122,8 @@ def test_the_share_of_a_pilot_is_its_largest(tmp_path: Path):
     assert (found["changed"], found["changed_from"]) == (0.12, "pilot")
     assert found["pilot"]["shares"] == {"mless": 0.12, "mful": 0.05}
     assert (found["pilot"]["largest"], found["pilot"]["again"], found["pilot"]["by_itself"]) == ("mless", 0.02, False)
-    assert found["detectable"] == stats.smallest_detectable_effect(500, 0.12)
+    both = stats.Again.planned(0.12, 0.02)
+    assert found["detectable"] == stats.smallest_detectable_effect(500, 0.12, alpha=0.05 / 3, again=both)
     lines = plan_lines(plan(500, None, None, tmp_path))
     assert lines[0].endswith("; if 12 % of items change, as in the pilot")
     assert lines[-1] == "Pilot: m, 200 items of t; changed: mless 12 %, mful 5 %; A/A: 2 %"
@@ -147,7 +182,10 @@ def test_a_pilot_that_is_none(tmp_path: Path):
         ({"effect": 0.2}, r"cannot move by 20\.0 points where only 10 % of items change \(assumed\).*--changed 0\.2"),
         ({"changed": 0.0}, "changed: a share above 0 and at most 1"),
         ({"changed": 1.5}, r"changed: .* got 1\.5"),
-        ({"tests": 0}, "tests: at least 1 comparison expected, got 0"),
+        ({"conditions": 0}, "conditions: at least 1 that is compared with none expected, got 0"),
+        ({"again": -0.1}, r"again: a share from 0 to 1 expected.*got -0\.1"),
+        ({"again": 0.15}, r"asked again change 15 % of items \(A/A\), so a condition changes no less.*--changed 0\.15"),
+        ({"margin": 0.0}, r"margin: a share between 0 and 1 expected.*got 0"),
         ({"alpha": 1.0}, "alpha must lie between 0 and 1"),
         ({"power": 0.01}, "power must lie between alpha and 1"),
         ({"changed": 0.1, "pilot": Path("somewhere")}, "--changed or from --pilot; give one"),

@@ -1,9 +1,10 @@
-"""What a run of so many items could show, and how many items an effect takes: asked before the run."""
+"""What a run of so many items could show, how likely each verdict is, and how many items an effect or its absence takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,23 @@ def plan(
     pilot: Path | None,
     power: float = 0.8,
     alpha: float = 0.05,
-    tests: int = 1,
+    conditions: int | None = None,
+    *,
+    primary: bool = False,
+    again: float | None = None,
+    margin: float = 0.02,
 ) -> dict[str, Any]:
-    """By the exact McNemar test of one answer per item: what `items` can show, and the items that `effect` takes.
+    """By the exact McNemar test of one answer per item: what `items` can show, how likely each verdict is, and the items it takes.
 
     `effect` and `changed` (the share of items that change at all, in either direction) are shares, 0.02 for two points. A `pilot` is
-    the folder of a finished accuracy study, whose share is taken. Of several `tests` each is planned at alpha / tests (Bonferroni),
-    which Holm never asks more than. `detectable` is None where so many items can show nothing, `items_needed` where there is no
-    effect to plan for.
+    the folder of a finished accuracy study, whose share is taken. `conditions` are compared with none, as many as in the study
+    `accuracy` unless given; each is planned at Holm's first step, alpha / conditions, which is its level where no other one has an
+    effect. With `primary` the plan is for the primary condition, which is tested alone. `again` is the share of items that the same
+    prompts asked again judge otherwise; an effect then needs rejection against both runs. `detectable` is None where so many
+    items can show nothing, `items_needed` where there is no effect to plan for.
     """
-    _check(items, effect, changed, power, alpha, tests)
+    conditions = _usual_conditions() if conditions is None else conditions
+    _check(items, effect, changed, power, alpha, conditions, again, margin)
     if changed is not None and pilot is not None:
         raise BadStudy("the share of items that change comes from --changed or from --pilot; give one of them")
     found = _from_pilot(pilot) if pilot is not None else None
@@ -43,10 +51,22 @@ def plan(
             f"accuracy cannot move by {_points(effect)} points where only {_percent(share)} of items change ({source}); plan for a smaller "
             f"effect, or give a larger share: --changed {effect:g}"
         )
-    each = alpha / tests
+    by_itself: float = again if again is not None else (found["again"] or 0.0) if found else 0.0
+    if by_itself > share:
+        raise BadStudy(
+            f"the same prompts asked again change {_percent(by_itself)} of items (A/A), so a condition changes no less; give a larger share: --changed {by_itself:g}"
+        )
+    each = alpha if primary else alpha / conditions
+    both = stats.Again.planned(share, by_itself)
     # a usual effect that cannot come about is not planned for
     wanted = effect if effect is not None else USUAL_EFFECT if share >= USUAL_EFFECT else None
-    detectable = math.nan if items is None else stats.smallest_detectable_effect(items, share, power, each)
+    detectable = math.nan if items is None else stats.smallest_detectable_effect(items, share, power, each, again=both)
+    others = math.nan
+    if items is not None and primary and conditions > 1:
+        others = stats.smallest_detectable_effect(items, share, power, alpha / (conditions - 1), again=both)
+    chances = None
+    if items is not None:
+        chances = asdict(stats.verdict_chances(items, share, margin, alpha=alpha, alpha_each=each, again=both))
     return {
         "items": items,
         "effect": wanted,
@@ -54,19 +74,27 @@ def plan(
         "changed_from": source,
         "power": power,
         "alpha": alpha,
-        "tests": tests,
+        "conditions": conditions,
+        "primary": primary,
+        "again": by_itself,
         "alpha_each": each,
         "test": "exact McNemar",
         "detectable": None if math.isnan(detectable) else detectable,
-        "items_needed": None if wanted is None else stats.items_for_effect(wanted, share, power, each),
-        "power_here": stats.mcnemar_power(items, effect, share, each) if items and items > 1 and effect else None,
+        "detectable_others": None if math.isnan(others) else others,
+        "items_needed": None if wanted is None else stats.items_for_effect(wanted, share, power, each, again=both),
+        "power_here": stats.mcnemar_power(items, effect, share, each, again=both)
+        if items and items > 1 and effect
+        else None,
+        "margin": margin,
+        "without_effect": chances,
+        "items_for_equivalence": stats.items_for_equivalence(margin, share, power, alpha),
         "pilot": found,
     }
 
 
 def plan_lines(found: Mapping[str, Any]) -> list[str]:
     """What `plan` found, in words, its main sentence first."""
-    items, power, alpha, tests = (found[key] for key in ("items", "power", "alpha", "tests"))
+    items, power, alpha = (found[key] for key in ("items", "power", "alpha"))
     share, wanted = _percent(found["changed"]), found["effect"]
     parts: list[str] = []
     if items is not None:
@@ -86,13 +114,9 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
             f"±{_points(USUAL_EFFECT, exact=True)} points cannot come about where only {share} of items change."
         )
     lines.append(
-        f"Exact McNemar test of paired items, one answer each, {_percent(power)} power, α = {alpha:g}"
-        + (
-            f"; each of {tests} comparisons at {found['alpha_each']:.2g} (Bonferroni; Holm asks no more)"
-            if tests > 1
-            else ""
-        )
+        f"Exact McNemar test of paired items, one answer each, {_percent(power)} power, α = {alpha:g}{_tested_with(found)}"
     )
+    lines += _verdict_chances(found)
     if wanted is not None and found["power_here"] is not None:
         lines.append(
             f"{items:,} items would find ±{_points(wanted, exact=True)} points in {_percent(found['power_here'])} of runs."
@@ -104,8 +128,52 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
     return lines + (_pilot_lines(found) if found["pilot"] else [])
 
 
+def _usual_conditions() -> int:
+    """How many conditions the study `accuracy` compares with none."""
+    from mless.study.spec import load_study
+
+    return sum(one.name != "none" and not one.again for one in load_study("accuracy").conditions_in_order())
+
+
+def _tested_with(found: Mapping[str, Any]) -> str:
+    """Which conditions are tested beside the one planned for, and against what."""
+    conditions, others = found["conditions"], found["detectable_others"]
+    text = ""
+    if found["primary"]:
+        text = "; for the primary condition, which is tested alone"
+        if conditions > 1 and found["items"] is not None:
+            shown = f"can show ±{_points(others)} points" if others is not None else "can show nothing"
+            text += f" (under Holm {'each of ' if conditions > 2 else ''}the other {conditions - 1} {shown})"
+    elif conditions > 1:
+        text = f"; each of {conditions} conditions under Holm: p ≤ {found['alpha_each']:.3g} where no other one has an effect"
+    if found["again"]:
+        text += f"; against both runs of none, which differ on {_percent(found['again'])} of items (A/A)"
+    return text
+
+
+def _verdict_chances(found: Mapping[str, Any]) -> list[str]:
+    """How likely each verdict is where nothing happens, and what it takes to show that nothing does."""
+    within = f"within ±{_points(found['margin'], exact=True)} points"
+    takes = f"about {found['items_for_equivalence']:,} items ({_percent(found['power'])} power)"
+    chances = found["without_effect"]
+    if chances is None:
+        return [f"To show that there is no effect (equivalent, {within}) takes {takes}."]
+    changes = chances["rises"] + chances["drops"]
+    return [
+        f"If there is no effect, {found['items']:,} item{'s' if found['items'] != 1 else ''} say equivalent ({within}) in "
+        f"{100 * chances['equivalent']:.1f} % of runs, undecided in {100 * chances['undecided']:.1f} %, rises or drops in {100 * changes:.1f} %; to say equivalent takes {takes}."
+    ]
+
+
 def _check(
-    items: int | None, effect: float | None, changed: float | None, power: float, alpha: float, tests: int
+    items: int | None,
+    effect: float | None,
+    changed: float | None,
+    power: float,
+    alpha: float,
+    conditions: int,
+    again: float | None,
+    margin: float,
 ) -> None:
     if items is None and effect is None:
         raise BadStudy(
@@ -118,8 +186,12 @@ def _check(
         raise BadStudy(f"effect: a share from 0.001 to 1 expected, as 0.02 is for ±2 points; got {effect:g}")
     if changed is not None and not 0 < changed <= 1:
         raise BadStudy(f"changed: a share above 0 and at most 1 expected, as 0.1 is for a tenth; got {changed:g}")
-    if tests < 1:
-        raise BadStudy(f"tests: at least 1 comparison expected, got {tests}")
+    if conditions < 1:
+        raise BadStudy(f"conditions: at least 1 that is compared with none expected, got {conditions}")
+    if again is not None and not 0 <= again <= 1:
+        raise BadStudy(f"again: a share from 0 to 1 expected, as 0.02 is for one item in fifty; got {again:g}")
+    if not 0 < margin < 1:
+        raise BadStudy(f"margin: a share between 0 and 1 expected, as 0.02 is for ±2 points; got {margin:g}")
     if not 0 < alpha < 1:
         raise BadStudy(f"alpha must lie between 0 and 1, as 0.05 does; got {alpha:g}")
     if not alpha < power < 1:
