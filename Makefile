@@ -98,6 +98,7 @@ test-inspect: .venv-inspect/.installed
 
 docs: test-install
 	$(BIN)/python docs/make_pages.py
+	$(BIN)/python docs/make_grading.py
 	$(BIN)/python benchmarks/tables.py
 
 bench: install

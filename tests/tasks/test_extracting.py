@@ -23,6 +23,7 @@ from mless.tasks.extracting import (
     boxed,
     choice,
     extract,
+    formula,
     hashes,
     number,
 )
@@ -97,6 +98,36 @@ def test_the_last_complete_box(text: str, found: str | None) -> None:
 )
 def test_boxes_that_are_joined_are_one_answer(text: str, found: str) -> None:
     assert boxed(text).text == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "stated"),
+    [
+        (r"Therefore $x \geq 5$ is the solution.", r"x \geq 5", False),
+        (r"so the pair is \( (7, 6) \).", "(7, 6)", False),
+        (r"\[ a = 3, \] hence $$ [0, 1) $$ it is", "[0, 1)", False),
+        (r"$\frac{1}{2}.$", r"\frac{1}{2}", True),
+        (r"The answer is $(0, 1)$. I hope that $x > 7$ is clear.", "(0, 1)", True),
+        (r"The answer is 7.78, for $x = 3$.", "7.78", True),
+        ("$1$\n\n$2$", "2", False),
+        # A number that comes later, and names that are passed over.
+        (r"The largest $n$ with $n < 35$ was 34.", "34", False),
+        (r"34 is the largest $n$.", "34", False),
+        (r"$(7, 6)$ solves it for $f(x)$ and $(x, y)$", "(7, 6)", False),
+        (r"it was $\frac12$, or 50%", "50%", False),
+        # Dollars that are money.
+        ("It costs $5 and then $7, so 12 in all", "12", False),
+        ("He has $10,200 + $255 = $10,455. The final answer is $10,455$.", "10,455", True),
+        (r"paid $3 for one and $\$4$ for two", r"\$4", False),
+        ("just 7", "7", False),
+        ("$$", None, None),
+        ("nothing here", None, None),
+        ("an open $x + ", None, None),
+        (r"\( \)", None, None),
+    ],
+)
+def test_the_formula_or_number_that_is_the_answer(text: str, found: str | None, stated: bool | None) -> None:
+    assert (formula(text).text, formula(text).stated) == (found, stated)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +251,7 @@ def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
                 continue
             assert found.how == rule
             assert found.stated is not None
-            assert found.stated or rule in ("number", "choice")
+            assert found.stated or rule in ("formula", "number", "choice")
             assert found.text == found.text.strip() != ""
             there = text[found.start : found.stop]
             if rule == "boxed" and found.text != there:  # several boxes
@@ -318,6 +349,7 @@ HOSTILE = [
     "{", "}", "\\", "1", "1,", "111,", "#", "####", "#### ", "\\boxed", "\\boxed{", "\\boxed ", "\\boxed{a}", "\\boxed{a} and ", "\\boxed{{", " ", "\n",
     "answer ", "answer is ", "(", "A", "A.\n", "a1", "-", "$", "-$", "\\frac", "\\frac{1}{", "1/", ".1", "%", "1 /", "\\text{", "\\\\boxed", "(A", "*",
     "= 1 ", "is 1, ", "so 1. ", "because 1 ", "1 234 ", "wait, 1 ", "1:", "1e", "1^", "the answer to 1 ", "B is correct ", "not B ", "total of ", "1. ",
+    "\\(", "\\(1\\)", "$1$", "$a b ", "$$", "answer is $1$ ",
 ]  # fmt: skip
 
 
@@ -334,6 +366,7 @@ def lines_run(text: str) -> int:
     sys.settrace(trace)
     try:
         extract(text, ("boxed", "hashes", "number", "choice"), latex=True)
+        extract(text, ("formula",))
     finally:
         sys.settrace(before)
     return count
@@ -350,6 +383,7 @@ def test_a_hundred_kilobytes_are_read_at_once(unit: str) -> None:
     # Inside a regular expression no line is counted; one that backtracked here would take minutes, not seconds.
     for text in (unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "}"):
         assert isinstance(extract(text, ("boxed", "hashes", "number", "choice"), latex=True), Extracted)
+        assert isinstance(extract(text, ("formula",)), Extracted)
 
 
 def test_the_default_finds_all_but_letters() -> None:

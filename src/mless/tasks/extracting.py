@@ -8,17 +8,17 @@ cost no more than 100 kB of prose, and no text raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from mless.errors import BadStudy
-from mless.tasks.stating import stated_letter, stated_number
+from mless.tasks.stating import called_answer, stated_letter, stated_number
 
-Rule = Literal["boxed", "hashes", "number", "choice"]
+Rule = Literal["boxed", "hashes", "formula", "number", "choice"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-How = Literal["boxed", "hashes", "number", "choice", "none"]
+How = Literal["boxed", "hashes", "formula", "number", "choice", "none"]
 
 #: The rules of each task, first to last. A task that asks for a box is not given its last number: in a text cut off in the middle of its
 #: reasoning that is any number, and the rate of no-answers beside the accuracy would hide it.
@@ -59,6 +59,8 @@ def extract(text: str, rules: Sequence[Rule] = DEFAULT_RULES, *, latex: bool = F
             found = boxed(text)
         elif rule == "hashes":
             found = hashes(text)
+        elif rule == "formula":
+            found = formula(text)
         elif rule == "number":
             found = number(text, latex=latex)
         elif rule == "choice":
@@ -211,6 +213,51 @@ def number(text: str, *, latex: bool = False) -> Extracted:
     ]
     found = stated_number(text, spans)
     return _cut(text, *spans[found.at], "number", stated=found.stated) if found else NO_ANSWER
+
+
+# --- formulas ---
+
+_DELIMITER = re.compile(r"\\[()\[\]]|\$\$?|\n[ \t]*\n|\\.", re.DOTALL)
+_CLOSES = {r"\(": r"\)", r"\[": r"\]", "$": "$", "$$": "$$"}
+# A name of something, not a result: n, f(x), ABCD, \alpha, (x, y).
+_NAME = re.compile(r"(?:\\?[A-Za-z]{1,12}'?)?(?:\([A-Za-z](?:, ?[A-Za-z])*\))?")
+# Two words in a row: the dollars around them are money.
+_PROSE = re.compile(r"(?<![A-Za-z\\{])[A-Za-z]{2,} +[A-Za-z]{2,}")
+
+
+def formula(text: str) -> Extracted:
+    """The formula (``$…$``, ``\\(…\\)``, ``\\[…\\]``) or number that the text calls its answer, else, as a guess, its last one."""
+    formulas = [(start, stop) for start, stop in _formulas(text) if not _NAME.fullmatch(text[start:stop])]
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for match in _LATEX_NUMBER.finditer(text):
+        while at < len(formulas) and formulas[at][0] <= match.start():
+            spans.append(formulas[at])
+            at += 1
+        if not (at and match.start() < formulas[at - 1][1]):
+            spans.append(match.span())
+    spans += formulas[at:]
+    found = called_answer(text, spans)
+    return _cut(text, *spans[found.at], "formula", stated=found.stated) if found else NO_ANSWER
+
+
+def _formulas(text: str) -> Iterator[tuple[int, int]]:
+    """Where each formula stands, without its signs, the space around it and the full stop of its sentence."""
+    opened, start = "", 0
+    for match in _DELIMITER.finditer(text):
+        sign = match[0]
+        if opened and sign == _CLOSES[opened]:
+            inside = text[start : match.start()]
+            if sign == "$" and _PROSE.search(inside):
+                start = match.end()  # that was an amount of money; this dollar may open a formula
+                continue
+            if trimmed := inside.rstrip(" \t\r\n.,;:"):
+                yield start + len(trimmed) - len(trimmed.lstrip()), start + len(trimmed)
+            opened = ""
+        elif sign in _CLOSES and opened in ("", "$"):
+            opened, start = sign, match.end()
+        elif sign[0] == "\n" and opened == "$":
+            opened = ""
 
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")

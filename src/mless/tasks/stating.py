@@ -159,6 +159,17 @@ def stated_number(text: str, spans: Sequence[tuple[int, int]]) -> Found | None:
     return None if _REFUSAL.match(text) else Found(len(spans) - 1, stated=False)
 
 
+def called_answer(text: str, spans: Sequence[tuple[int, int]]) -> Found | None:
+    """The last of `spans` that the text calls its answer; else, as a guess, the last. All there is in a text is stated too."""
+    if not spans:
+        return None
+    for at in range(len(spans) - 1, max(-1, len(spans) - 1 - _LOOKED_AT), -1):
+        before = _before(text, spans[at][0]).lower()
+        if _may_be_cue(before) and _CALLED_ANSWER.search(before):
+            return Found(at, stated=True)
+    return Found(len(spans) - 1, stated=len(spans) == 1 and _alone(text, 0, len(text), spans[0]))
+
+
 def _after_correction(text: str, spans: Sequence[tuple[int, int]]) -> int:
     """The first number behind the last "no wait" that has one behind it."""
     since = 0
