@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mless.prompting import SYSTEM_TEXT
@@ -60,6 +61,38 @@ def byte_level(template: str | None = None, *, bos: bool = False, trim_offsets: 
         tokenizer_object=core,
         bos_token="<s>",
         eos_token="</s>",
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def with_a_prefix(template: str | None = None) -> Any:
+    """Characters with bytes to fall back on, and a blank before every text, as Llama 2's; ".\\n" is one token here too."""
+    trained = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    special = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    pieces = ["Find", " the", " sum", " /", "he", " he", ".\n", ".\n\n", "\n\n", "a", " a"]
+    lines = [*SYSTEM_TEXT, *pieces] * 5
+    trained.train_from_iterator(
+        [line.replace(" ", "\u2581") for line in lines],
+        trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False),
+    )
+    trained.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])  # pyright: ignore[reportAttributeAccessIssue]
+    # The bytes are plain entries of the vocabulary, no added tokens: text that spells one out is text.
+    content = json.loads(trained.to_str())
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    for byte in range(256):
+        vocabulary.setdefault(f"<0x{byte:02X}>", len(vocabulary))
+    core = Tokenizer.from_str(json.dumps(content))
+    core.decoder = decoders.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
         chat_template=template,
         clean_up_tokenization_spaces=False,
     )

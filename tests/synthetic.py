@@ -149,7 +149,7 @@ def write_folder(
         "seed": 0,
     }
     told = {
-        "format": 1, "mless": "0.1.0", "study": study, "task": "bundled", "conditions": known, "omit_first": omit_first, "items": ids,
+        "format": 2, "mless": "0.1.0", "study": study, "task": "bundled", "conditions": known, "omit_first": omit_first, "items": ids,
         "model": {"name": name, "label": label, "family": "llama", "layers": layers, "heads": heads, "fingerprint": "9f" * 16},
         "versions": {"torch": "2.13.0", "transformers": "5.22.2"}, "device": "cpu", "proofs": {"received sums": "ok (3e-7)", "causality": "ok"},
         **(about or {}),
@@ -273,7 +273,7 @@ def write_answers(
         "accuracy": settings.model_dump(),
     }
     told = {
-        "format": 1, "mless": "0.1.0", "complete": True, "study": study, "task": task, "prompt": "raw", "items": ids, "seeds": {"study": 0},
+        "format": 2, "mless": "0.1.0", "complete": True, "study": study, "task": task, "prompt": "raw", "items": ids, "seeds": {"study": 0},
         "conditions": {condition: asdict(one) for condition, one in known.items()},
         "model": {"name": name, "label": label, "family": "llama", "layers": 30, "heads": 9, "fingerprint": "9f" * 16},
         "engine": {"engine": "hf", "mode": "row-stable", "slots": 16, "promise": "the same bits for any number of live rows"},

@@ -17,7 +17,7 @@ import pytest
 
 import mless
 from mless import cli
-from spelling import CHATML, model_folder
+from spelling import CHATML, byte_level, model_folder
 
 HTML = '<script>alert("1")</script><img src=x onerror=alert(2)> \x07\x1b[2J\u202e How many?'
 
@@ -104,8 +104,6 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown placement": (["--placement", "middle"], ["before-system", "got 'middle'"]),
     "unknown prompt kind": (["--prompt", "tchat"], ["'auto', 'chat' or 'raw'", "got 'tchat'"]),
     "no chat template": (["--prompt", "chat"], ["has no chat template", "use --prompt raw, or --tokenizer with a template"]),
-    "filler of several tokens": (["--filler", " meaning"], ["tokens for this tokenizer (", "one token when repeated, such as ' /'"]),
-    "filler that merges": (["--filler", "/"], ["8 of them in a row become", "take one that does not merge, such as ' /'"]),
     "empty filler": (["--filler", ""], ["repeats a filler, but none is given"]),
     "length 0": (["--length", "0"], ["field 'length'", "greater than or equal to 1"]),
     "length that is no number": (["--length", "long"], ["Invalid value for '--length'", "--help"]),
@@ -120,6 +118,25 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "margins out of range": (["--set", "margins.drop=2"], ["margin drop must lie above 0"]),
     "no such tokenizer": (["--tokenizer", "nowhere"], ["--tokenizer", "nowhere"]),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "filler", "words"),
+    [
+        (r"\n", "\n", r"mless (5 × '\n', before-question)"),
+        (r"\\n", "\\n", r"tokens, '\\n' (2 tokens) repeated"),
+        (" #x", " #x", "5 tokens, ' #x' ("),
+    ],
+)
+def test_fillers_as_they_are_typed(
+    command: Command, tiny: Path, tmp_path: Path, typed: str, filler: str, words: str
+) -> None:
+    done = command("run", "quick", *small(tiny), "--length", "5", "--filler", typed, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert words in done.out
+    told = json.loads((tmp_path / "out" / "study.json").read_text())["conditions"]["mless"]
+    assert told["filler"] == filler
+    assert byte_level().decode(told["filler_ids"]) == filler
 
 
 @pytest.mark.parametrize("case", CASES)

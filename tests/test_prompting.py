@@ -14,11 +14,32 @@ from hypothesis import strategies as st
 
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
-from mless.prompting import SYSTEM_TEXT, align, build_messages, build_prompts, render, resolve_kind, shared_beginning
+from mless.prompting import (
+    SYSTEM_TEXT,
+    align,
+    build_messages,
+    build_prompts,
+    filler_unit,
+    render,
+    resolve_kind,
+    shared_beginning,
+    with_filler_ids,
+)
 from mless.study.direct import prompts as direct_prompts
 from mless.tasks import filler_sentences
-from mless.values import PLACEMENTS, Condition, Item, Prompt, Span, format_numbers, numbers_of, parse_numbers
-from spelling import CHATML, FORGETS_SYSTEM, NO_SYSTEM, TRIMS, byte_level, spelled
+from mless.values import (
+    PLACEMENTS,
+    Condition,
+    Item,
+    Prompt,
+    Span,
+    condition_of,
+    condition_words,
+    format_numbers,
+    numbers_of,
+    parse_numbers,
+)
+from spelling import CHATML, FORGETS_SYSTEM, NO_SYSTEM, TRIMS, byte_level, spelled, with_a_prefix
 
 NONE = Condition("none", "none")
 MLESS = Condition("mless", "repeat", " /", 7)
@@ -77,8 +98,10 @@ def build(tokenizer: Any, question: str, condition: Condition, *, kind: str, see
     return next(made)
 
 
-def expected_names(habit: Habit, tokenizer: Any, ids: list[int], question: str) -> tuple[list[str], list[int]]:
-    """Each original token's span from its own bytes, without the tokenizer's offsets; and where tokens begin, in bytes."""
+def expected_names(
+    habit: Habit, tokenizer: Any, ids: list[int], question: str
+) -> tuple[list[str], list[int], list[int]]:
+    """Each original token's span from its own bytes, without the tokenizer's offsets; where tokens begin and parts end, in bytes."""
     parts = [part.encode() for part in habit.parts(question)]
     ends = [sum(map(len, parts[: n + 1])) for n in range(5)]
     pieces = [b"" if habit.bos and n == 0 else spelled(tokenizer, i) for n, i in enumerate(ids)]
@@ -94,13 +117,13 @@ def expected_names(habit: Habit, tokenizer: Any, ids: list[int], question: str) 
         last = at - 1
         place = "start" if last < ends[0] else "system" if last < ends[2] else "question" if last < ends[3] else "end"
         names.append(place if piece else "start")
-    return names, starts
+    return names, starts, ends
 
 
 def check(habit: Habit, tokenizer: Any, question: str, condition: Condition, seed: int) -> None:
     without = build(tokenizer, question, NONE, kind=habit.kind)
     prompt = build(tokenizer, question, condition, kind=habit.kind, seed=seed)
-    names, starts = expected_names(habit, tokenizer, list(without.token_ids), question)
+    names, starts, ends = expected_names(habit, tokenizer, list(without.token_ids), question)
 
     # spans partition both, in the tokens' own terms
     assert [s.name for s in without.spans for _ in range(len(s))] == names
@@ -125,8 +148,10 @@ def check(habit: Habit, tokenizer: Any, question: str, condition: Condition, see
         return
     at = filler[0]
     assert filler == list(range(at, at + condition.length))
-    if condition.placement == "end":
+    if condition.placement == "before-answer" or (condition.placement == "end" and habit.kind == "raw"):
         assert at == len(without)
+    elif condition.placement == "end":
+        assert [*starts, ends[-1]][at] == ends[3]
     elif condition.placement == "before-system":
         assert at == names.index("system")
     elif condition.placement == "anywhere":
@@ -135,16 +160,20 @@ def check(habit: Habit, tokenizer: Any, question: str, condition: Condition, see
     elif habit.kind == "chat":
         assert at == names.index("question")
     else:
-        system_end = len(SYSTEM_TEXT.encode())
-        bounds = [n for n, start in enumerate(starts) if start == system_end]
-        assert at == (bounds[0] if bounds else names.index("question"))
+        # The line break is always a token of its own, so filler can stand before it.
+        assert starts[at] == len(SYSTEM_TEXT.encode())
 
 
-conditions = st.builds(
-    replace,
-    st.sampled_from([MLESS, RANDOM, Condition("mful", "repeat", " he", 3)]),
-    placement=st.sampled_from(PLACEMENTS),
-) | st.just(NONE)
+INSERTED = [
+    MLESS,
+    RANDOM,
+    Condition("mful", "repeat", " he", 3),
+    Condition("words", "repeat", " a sum", 5),
+    Condition("breaks", "repeat", "\n", 4),
+    Condition("blanks", "repeat", "   ", 2),
+    Condition("drawn", "tokens", None, 6),
+]
+conditions = st.sampled_from([NONE, *(replace(one, placement=where) for one in INSERTED for where in PLACEMENTS)])
 questions = (st.sampled_from(NASTY) | st.text(min_size=1, max_size=40)).filter(str.strip)
 
 
@@ -185,12 +214,80 @@ def test_the_question_span_decodes_to_the_question(embedded: LoadedModel, questi
 # ---- straddling tokens and the line break ------------------------------------------------------------------------------
 
 
-def test_a_full_stop_that_takes_the_line_break_with_it() -> None:
-    tokenizer = byte_level()
+MERGING = {
+    "bytes": byte_level,
+    "bytes-trimmed-offsets": lambda: byte_level(bos=True, trim_offsets=True),
+    "characters-with-a-prefix": with_a_prefix,
+}
+
+
+@pytest.mark.parametrize("name", MERGING)
+def test_a_full_stop_that_takes_the_line_break_with_it_is_split(name: str) -> None:
+    tokenizer = MERGING[name]()
+    text = f"{SYSTEM_TEXT}\nFind the sum."
+    merged = tokenizer(text).input_ids
+    assert any(tokenizer.decode([token]).endswith(".\n") for token in merged)  # the habit that is meant
+    without = build(tokenizer, "Find the sum.", NONE, kind="raw")
+    assert without.text == tokenizer.decode(merged)
+    assert len(without) > len(merged)
     prompt = build(tokenizer, "Find the sum.", MLESS, kind="raw")
-    before = prompt.token_ids[prompt.positions("filler")[0] - 1]
-    assert tokenizer.decode([before]).endswith(".\n")
-    assert prompt.spans[0].name == "system"  # the straddling token is the system text's, up to the question
+    assert [s.name for s in prompt.spans if s.name != "start"] == ["system", "filler", "system", "question"]
+    filler = prompt.positions("filler")
+    shown = [tokenizer.decode([prompt.token_ids[n]]) for n in (filler[0] - 1, filler[-1] + 1)]
+    assert (shown[0][-1], shown[1]) == (".", "\n")
+    assert prompt.text.removeprefix("<s>").strip(" ") == f"{SYSTEM_TEXT}{' /' * 7}\nFind the sum."
+
+
+system_texts = st.sampled_from([SYSTEM_TEXT, "Add.\n", "Add. ", "Add.\n\n", "x.", "Find the sum of a"])
+
+
+@pytest.mark.parametrize("name", MERGING)
+@settings(max_examples=60, deadline=None)
+@example(system="Add.\n", question="\n\nx")
+@given(
+    system=system_texts | st.text(max_size=20),
+    question=questions,
+)
+def test_a_raw_prompt_is_system_filler_line_break_question(name: str, system: str, question: str) -> None:
+    tokenizer = MERGING[name]()
+
+    def text_of(ids: list[int]) -> str:
+        return tokenizer.decode([token for token in ids if token != tokenizer.bos_token_id])
+
+    text = f"{system}\n{question}"
+    merged: list[int] = tokenizer(text).input_ids
+    assume(system or tokenizer is not with_a_prefix())  # it takes the blank from the beginning of what it decodes
+    assume(text_of(merged) == text)  # nor can it write every text: special tokens, the sign for a blank
+    items = [Item("q", question)]
+    without, before, after = (
+        next(build_prompts(tokenizer, items, condition, kind="raw", system=system))
+        for condition in (NONE, MLESS, replace(MLESS, placement="end"))
+    )
+    assert tokenizer.decode(without.token_ids) == tokenizer.decode(merged)
+    same = next((n for n, token in enumerate(merged) if without.token_ids[n] != token), len(merged))
+    rest = merged[same + 1 :]  # only the token at the border is another
+    assert list(without.token_ids[len(without) - len(rest) :]) == rest
+    assert align(without, before)
+    assert align(without, after)
+    assert text_of(list(without.token_ids)) == text
+    assert text_of(list(before.token_ids)) == f"{system}{' /' * 7}\n{question}"
+    assert text_of(list(after.token_ids)) == f"{text}{' /' * 7}"
+
+
+def test_a_token_that_cannot_be_split_is_refused() -> None:
+    class Sealed:
+        """A tokenizer that does not show its model."""
+
+        def __init__(self) -> None:
+            self.convert_ids_to_tokens, self.decode = byte_level().convert_ids_to_tokens, byte_level().decode
+
+        def __call__(self, *given: Any, **how: Any) -> Any:
+            return byte_level()(*given, **how)
+
+    with pytest.raises(
+        BadPrompt, match=r"token '.*\.\\n' reaches from the system text into the line break.*--prompt chat"
+    ):
+        build(Sealed(), "Find the sum.", NONE, kind="raw")
 
 
 def test_filler_goes_before_the_line_break_where_that_is_a_boundary() -> None:
@@ -206,7 +303,7 @@ def test_a_token_that_straddles_belongs_to_the_later_span() -> None:
     tokenizer = byte_level()
     rendered = render(tokenizer, Item("q", "\nx"), kind="raw")
     straddling = rendered.names.index("question")
-    assert tokenizer.decode([rendered.token_ids[straddling]]).endswith(".\n\n")  # the system text's end is in it
+    assert tokenizer.decode([rendered.token_ids[straddling]]) == "\n\n"  # the line break before the question is in it
     assert rendered.before_question == straddling
 
 
@@ -237,24 +334,90 @@ def refused(tokenizer: Any, filler: str) -> str:
     return str(caught.value)
 
 
-def test_a_filler_of_several_tokens(embedded: LoadedModel) -> None:
-    message = refused(embedded.tokenizer, " meaningless slashes")
-    assert "is 4 tokens for this tokenizer" in message or "tokens for this tokenizer (' meaning" in message
-    assert "must be one token when repeated, such as ' /'" in message
+def filler_of(tokenizer: Any, condition: Condition, kind: str = "raw", item: str = "q", seed: int = 0) -> list[int]:
+    made = build_prompts(tokenizer, [Item(item, "x")], condition, kind=kind, seed=seed, sentences=filler_sentences())  # pyright: ignore
+    prompt = next(made)
+    return [prompt.token_ids[n] for n in prompt.positions("filler")]
 
 
-def test_a_filler_that_merges(embedded: LoadedModel) -> None:
-    message = refused(embedded.tokenizer, "/")
-    assert "is one token alone, but 8 of them in a row become 1: '////////'" in message
-    assert message.endswith("such as ' /'")
+def test_a_filler_of_several_tokens_is_repeated_and_cut(embedded: LoadedModel) -> None:
+    text = " meaningless slashes"
+    unit = embedded.tokenizer(text).input_ids
+    assert len(unit) > 2
+    condition = Condition("words", "repeat", text, 2 * len(unit) + 1)
+    assert filler_of(embedded.tokenizer, condition) == [*unit, *unit, unit[0]]
+    (known,) = with_filler_ids(embedded.tokenizer, [condition])
+    assert known.filler_ids == tuple(unit)
+    words = f"{condition.length} tokens, ' meaningless slashes' ({len(unit)} tokens) repeated, before-question"
+    assert condition_words(condition_of("words", {**vars_of(known), "filler_ids": unit})) == words
+    assert condition_words(with_filler_ids(embedded.tokenizer, [MLESS])[0]) == "7 × ' /', before-question"
 
 
-def test_the_way_out_is_one_that_works() -> None:
-    # this tokenizer never saw " #", so the obvious suggestion (the same with a blank) would fail too
-    message = refused(byte_level(), "##x")
-    suggested = message.rpartition("such as ")[2]
-    assert suggested == "' /'"
-    assert build(byte_level(), "x", Condition("mless", "repeat", " /", 3), kind="raw").positions("filler")
+def vars_of(condition: Condition) -> dict[str, Any]:
+    return {name: getattr(condition, name) for name in Condition.__slots__}
+
+
+@pytest.mark.parametrize("filler", ["/", "\n", " ", "   ", "\t", "."])
+def test_a_filler_that_would_merge_is_a_row_of_its_own_ids(embedded: LoadedModel, filler: str) -> None:
+    for tokenizer in (embedded.tokenizer, byte_level(), with_a_prefix()):
+        unit = filler_unit(tokenizer, filler)
+        ids = filler_of(tokenizer, Condition("f", "repeat", filler, 5 * len(unit)))
+        assert ids == [*unit] * 5
+        carried = tokenizer.decode([*tokenizer("a", add_special_tokens=False).input_ids, *ids])
+        assert carried == "a" + filler * 5
+
+
+def test_no_blank_is_put_before_a_filler() -> None:
+    # "he" is written with a blank before it when it is encoded alone
+    tokenizer = with_a_prefix()
+    assert tokenizer.decode([*tokenizer("a").input_ids[1:], *filler_unit(tokenizer, "he")]) == "ahe"
+
+
+def test_a_filler_without_a_token(embedded: LoadedModel) -> None:
+    assert refused(embedded.tokenizer, "\x04").endswith(
+        "has no token in this tokenizer's vocabulary; take another one, such as ' /'"
+    )
+
+
+def test_random_tokens_are_plain_and_each_items_own(embedded: LoadedModel) -> None:
+    condition = Condition("drawn", "tokens", None, 200)
+    assert condition_words(condition) == "200 random tokens, before-question"
+    for tokenizer in (embedded.tokenizer, byte_level(), with_a_prefix()):
+        ids = filler_of(tokenizer, condition)
+        assert len(ids) == 200
+        assert ids == filler_of(tokenizer, condition)
+        assert ids != filler_of(tokenizer, condition, item="r")
+        assert ids != filler_of(tokenizer, condition, seed=1)
+        assert len(set(ids)) > 20
+        assert not {*tokenizer.added_tokens_decoder} & {*ids}
+        for token in ids:
+            shown = tokenizer.decode([token])
+            assert shown.strip()
+            assert "\ufffd" not in shown
+            assert not shown.startswith("<0x")
+    assert filler_of(embedded.tokenizer, replace(condition, length=20)) == filler_of(embedded.tokenizer, condition)[:20]
+
+
+def test_a_vocabulary_without_plain_tokens() -> None:
+    class Bare:
+        """Nothing but tokens for parts of characters."""
+
+        added_tokens_decoder: tuple[int, ...] = ()
+        all_special_ids: tuple[int, ...] = ()
+
+        def __len__(self) -> int:
+            return 128
+
+        def __call__(self, *given: Any, **how: Any) -> Any:
+            return byte_level()(*given, **how)
+
+        def decode(self, ids: list[int], **how: Any) -> str:
+            return "\ufffd" if len(ids) == 1 else byte_level().decode(ids, **how)
+
+    with pytest.raises(
+        BadPrompt, match=r"3,000 draws .* gave 0 plain tokens of 3; use a repeated filler or natural text"
+    ):
+        next(build_prompts(Bare(), [Item("q", "x")], Condition("drawn", "tokens", None, 3), kind="raw", system=""))
 
 
 def test_half_a_character_is_refused() -> None:
@@ -371,6 +534,8 @@ def test_spans_must_partition() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"kind": "tokens"}, "draws its tokens at random, so it takes no filler; got ' /', leave it out"),
+        ({"kind": "shift"}, "inserts no token, so it takes no filler; got ' /', leave it out"),
         ({"length": 0}, "length must be at least 1 token, got 0"),
         ({"filler": None}, "repeats a filler, but none is given"),
         ({"kind": "none"}, "inserts nothing, so it takes no filler and no length"),
@@ -493,7 +658,7 @@ def test_a_conditions_own_system_text_and_question_template() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "raw"])
-@pytest.mark.parametrize("placement", PLACEMENTS[:2])
+@pytest.mark.parametrize("placement", ["before-system", "before-question", "anywhere"])
 def test_a_shift_counts_on_as_if_filler_stood_there(placement: Any, kind: str) -> None:
     shift = Condition("shift", "shift", None, 7, placement)
     for moved, filled, plain in zip(
@@ -504,6 +669,15 @@ def test_a_shift_counts_on_as_if_filler_stood_there(placement: Any, kind: str) -
         # Each token stands at the position that it has in the prompt with filler.
         assert list(moved.position_ids or ()) == filled.original
         assert (plain.position_ids, filled.position_ids) == (None, None)
+
+
+def test_a_shift_at_the_end_moves_the_templates_tail() -> None:
+    (prompt, *_), (filled, *_) = (
+        prompts_of(Condition("s", "shift", None, 7, "end")),
+        prompts_of(replace(MLESS, placement="end")),
+    )
+    assert list(prompt.position_ids or ()) == filled.original
+    assert [s.name for s in filled.spans][-3:] == ["question", "filler", "end"]
 
 
 def test_hidden_filler_is_the_same_prompt_with_a_mark_on_it() -> None:
@@ -521,6 +695,7 @@ def test_hidden_filler_is_the_same_prompt_with_a_mark_on_it() -> None:
         NONE,
         MLESS,
         RANDOM,
+        Condition("drawn", "tokens", None, 6),
         Condition("shift", "shift", None, 7),
         replace(MLESS, hidden=True),
         Condition("own", "none", system="Think first.", question="Well: {question}"),
@@ -528,11 +703,15 @@ def test_hidden_filler_is_the_same_prompt_with_a_mark_on_it() -> None:
     ids=lambda condition: "hidden" if condition.hidden else condition.name,
 )
 def test_a_shared_beginning_is_every_items_beginning(condition: Condition, placement: Any, kind: str) -> None:
-    if (condition.kind, placement) == ("shift", "end"):
+    if (condition.kind, placement) == ("shift", "before-answer"):
         with pytest.raises(BadStudy, match="shifts what comes after the prompt's end"):
             replace(condition, placement=placement)
         return
     condition = replace(condition, placement=placement)
+    if (condition.kind, placement, kind) == ("shift", "end", "raw"):
+        with pytest.raises(BadPrompt, match="shifts what comes after the question, which is nothing in this prompt"):
+            prompts_of(condition, kind=kind)
+        return
     prompts = prompts_of(condition, kind=kind)
     for prompt in prompts:
         shared = shared_beginning(prompt, condition)
@@ -541,12 +720,12 @@ def test_a_shared_beginning_is_every_items_beginning(condition: Condition, place
             assert all((other.position_ids or ())[:shared] == prompt.position_ids[:shared] for other in prompts)
         if condition.kind != "none" and placement == "anywhere":
             assert shared == 0
-        elif condition.kind == "text" and placement != "end":
+        elif condition.kind in ("text", "tokens") and placement not in ("end", "before-answer"):
             assert shared == prompt.positions("filler")[0]
         else:
             assert shared == prompt.positions("question")[0] > 0
             filler = prompt.positions("filler")
-            assert not filler or (filler[-1] < shared) == (placement != "end")
+            assert not filler or (filler[-1] < shared) == (placement not in ("end", "before-answer"))
 
 
 def test_a_shared_beginning_is_the_prompts_own_affair() -> None:
@@ -609,6 +788,29 @@ def test_no_server_moves_positions_or_hides_tokens(condition: Condition) -> None
 
 
 @pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        (
+            replace(MLESS, placement="before-answer"),
+            "placement before-answer is after the assistant's header.*use placement end, .*--tokenizer DIR",
+        ),
+        (
+            replace(MLESS, filler="\n"),
+            r"filler '\\n' is blank, and many servers' templates trim blanks.*--engine hf or vllm",
+        ),
+        (
+            Condition("mless", "tokens", None, 3),
+            "draws tokens from a vocabulary, and the server's is not known; use --engine hf",
+        ),
+    ],
+)
+def test_what_a_message_cannot_hold_is_refused(condition: Condition, why: str) -> None:
+    with pytest.raises(BadPrompt, match=f"condition 'mless'.*{why}"):
+        conversations(condition)
+    assert conversations(replace(NONE, placement=condition.placement))  # what inserts nothing is fine anywhere
+
+
+@pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"kind": "none", "hidden": True}, "hides its filler, but inserts none"),
@@ -624,7 +826,8 @@ def test_conditions_for_answers_that_make_no_sense(given: dict[str, Any], why: s
 
 
 def test_which_conditions_leave_attention_comparable() -> None:
-    assert not any(condition.for_answers_only for condition in (NONE, MLESS, RANDOM))
-    others = [Condition("s", "shift", None, 3), replace(MLESS, hidden=True), replace(NONE, again=True)]
+    shift = Condition("s", "shift", None, 3)  # the same tokens, at other positions
+    assert not any(condition.for_answers_only for condition in (NONE, MLESS, RANDOM, shift))
+    others = [replace(MLESS, hidden=True), replace(NONE, again=True)]
     others += [replace(NONE, system=""), replace(NONE, question="{question}"), replace(NONE, samples=4)]
     assert all(condition.for_answers_only for condition in others)

@@ -203,6 +203,31 @@ def test_manifests_that_are_refused(folder: ResultFolder, content: str, why: str
         folder.require("retained")
 
 
+@pytest.mark.parametrize(
+    ("number", "prompt", "shown"),
+    [
+        (1, {"prompt": "chat"}, "before-answer"),
+        (1, {}, "before-answer"),  # results of another program, which were ids too
+        (1, {"prompt": "raw"}, "end"),
+        (1, {"prompt": "text"}, "end"),
+        (2, {"prompt": "chat"}, "end"),
+    ],
+)
+def test_what_was_the_end_of_a_chat_prompt_is_before_the_answer_now(
+    folder: ResultFolder, number: int, prompt: dict[str, str], shown: str
+) -> None:
+    def content(end: str, *words: str) -> dict[str, Any]:
+        conditions = {"a": {"placement": end}, "b": {"placement": "before-question"}, "none": {}}
+        study = {"placement": end, "condition": {"a": {"placement": end}, "b": {"placement": None}}, "name": "end"}
+        return {"format": number, **prompt, "conditions": conditions, "study": study, "command": ["mless", *words]}
+
+    sets = ("placement={}", 'condition.a.placement="{}"', "filler=end", "placement=endless")
+    folder.path.mkdir()
+    written = content("end", *(word.format("end") for word in sets))
+    (folder.path / "study.json").write_text(json.dumps(written))
+    assert folder.manifest() == content(shown, *(word.format(shown) for word in sets))
+
+
 def test_a_manifest_in_latin_1_is_no_crash(folder: ResultFolder) -> None:
     folder.path.mkdir()
     (folder.path / "study.json").write_bytes(b'{"format": 1, "x": "\xe9"}')

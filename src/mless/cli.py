@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +35,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _with_escapes(text: str) -> str:
+    """A filler as it is typed: \\n, \\t and \\r stand for blanks, \\\\ for a backslash; any other backslash is itself."""
+    return re.sub(r"\\([nrt\\])", lambda found: {"n": "\n", "r": "\r", "t": "\t"}.get(found[1], "\\"), text)
+
+
 Model = Annotated[
     str | None,
     typer.Option(
@@ -62,8 +69,17 @@ PromptKind = Annotated[
 Conditions = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated: none, mless, mful, random, arm, mless-arm, or a study's own; for answers also plan-and-solve, rephrased, question-twice, "
-        "position-only, masked-filler, self-consistency."
+        help="Comma-separated: none, mless, mful, random, random-tokens, position-only, arm, mless-arm, or a study's own; for answers also "
+        "plan-and-solve, rephrased, question-twice, masked-filler, self-consistency."
+    ),
+]
+
+Filler = Annotated[
+    str | None,
+    typer.Option(
+        parser=_with_escapes,
+        metavar="TEXT",
+        help="The mless filler, such as ' /': its tokens are repeated and cut to the length. \\n is a line break, \\t a tab, \\\\ a backslash.",
     ),
 ]
 Primary = Annotated[
@@ -72,9 +88,11 @@ Primary = Annotated[
         help="Answers: the condition that is tested alone, the others by Holm among themselves; name it before the first answer."
     ),
 ]
-Filler = Annotated[str | None, typer.Option(help="The mless filler; one token when repeated, such as ' /'.")]
 Length = Annotated[int | None, typer.Option(help="Filler length in tokens.")]
-Placement = Annotated[str | None, typer.Option(help="before-system, before-question, end, or anywhere.")]
+Placement = Annotated[
+    str | None,
+    typer.Option(help="before-system, before-question, end (of the user's turn), before-answer, or anywhere."),
+]
 Layers = Annotated[
     str | None, typer.Option(help="all, 1, or 1-3,7; only layers up to the last one are loaded and run.")
 ]

@@ -2,18 +2,21 @@
 
 Filler is inserted as *ids* into the rendered prompt, never as text: slashes merge ("/////" is one token in most tokenizers), and
 only so do both prompts of a pair hold the original tokens with identical ids, which is what makes alignment exact.
+
+Where each placement is, for every tokenizer, is shown in docs/method.md.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mless.errors import BadPrompt
-from mless.values import Condition, Item, Prompt, Span, SpanName
+from mless.values import INSERTING, Condition, Item, Prompt, Span, SpanName
 
 SYSTEM_TEXT = "Please reason step by step and put your final answer within \\boxed{}."
 PromptKind = Literal["chat", "raw"]
@@ -30,6 +33,8 @@ class Rendered:
     names: tuple[SpanName, ...]
     before_system: int
     before_question: int
+    #: Where the user's turn ends: after the question, before what the template writes next. In a raw prompt the prompt's end.
+    after_question: int
     #: Token boundaries strictly inside system text or question, the template's own tokens apart.
     inside: tuple[int, ...]
 
@@ -59,17 +64,18 @@ def build_prompts(
     sentences: Sequence[str] = (),
 ) -> Iterator[Prompt]:
     """One prompt per item. `sentences` are what ``text`` fillers are cut from."""
-    repeated = _repeated_token(tokenizer, condition.filler or "") if condition.kind == "repeat" else None
+    unit = filler_unit(tokenizer, condition.filler or "") if condition.kind == "repeat" else ()
     system = system if condition.system is None else condition.system
     for given in items:
         item = _asked(given, condition)
         rendered = render(tokenizer, item, kind=kind, system=system)
-        if condition.kind in ("none", "shift"):
-            filler: tuple[int, ...] = ()
-        elif repeated is not None:
-            filler = (repeated,) * condition.length
-        else:
+        filler: tuple[int, ...] = ()
+        if condition.kind == "repeat":
+            filler = _repeated(unit, condition.length)
+        elif condition.kind == "text":
             filler = _natural_text(tokenizer, sentences, condition.length, _rng(seed, "text", item.id))
+        elif condition.kind == "tokens":
+            filler = _random_tokens(tokenizer, condition.length, _rng(seed, "tokens", item.id))
         at = _insertion_point(rendered, condition, _rng(seed, "anywhere", item.id))
         yield _assemble(tokenizer, item, condition, rendered, filler, at)
 
@@ -87,10 +93,7 @@ def build_messages(
     Filler is then text: `length` times the filler, or so many words. How many tokens that is, and whether they merge, is up to the server.
     """
     system = system if condition.system is None else condition.system
-    if condition.kind == "shift" or condition.hidden:
-        raise BadPrompt(
-            f"condition {condition.name!r} changes positions or attention, which no server offers; use --engine hf"
-        )
+    _refuse_as_text(condition)
     for given in items:
         item = _asked(given, condition)
         front, question = system, item.question
@@ -110,6 +113,30 @@ def build_messages(
                 at = _rng(seed, "anywhere", item.id).randrange(1, len(words)) if len(words) > 1 else 0
                 question = " ".join([*words[:at], filler.strip(), *words[at:]])
         yield (("system", front), ("user", question)) if front.strip() else (("user", question),)
+
+
+def _refuse_as_text(condition: Condition) -> None:
+    """What cannot be said in the text of a conversation."""
+    way = "use --engine hf or vllm, or --tokenizer DIR if the server takes token ids"
+    if condition.kind == "shift" or condition.hidden:
+        raise BadPrompt(
+            f"condition {condition.name!r} changes positions or attention, which no server offers; use --engine hf"
+        )
+    if condition.kind == "tokens":
+        raise BadPrompt(
+            f"condition {condition.name!r} draws tokens from a vocabulary, and the server's is not known; {way}"
+        )
+    if condition.kind not in INSERTING:
+        return
+    if condition.placement == "before-answer":
+        raise BadPrompt(
+            f"condition {condition.name!r}: placement before-answer is after the assistant's header, which the server writes, so messages cannot hold it; "
+            f"use placement end, the end of the user's message, or {way}"
+        )
+    if condition.kind == "repeat" and not (condition.filler or "").strip():
+        raise BadPrompt(
+            f"condition {condition.name!r}: filler {condition.filler!r} is blank, and many servers' templates trim blanks from a message; {way}"
+        )
 
 
 def _natural_words(sentences: Sequence[str], length: int, rng: random.Random) -> str:
@@ -137,7 +164,7 @@ def shared_beginning(prompt: Prompt, condition: Condition) -> int:
     """
     if condition.placement == "anywhere" and condition.kind != "none":
         return 0
-    own = ("question", "filler") if condition.kind == "text" else ("question",)
+    own = ("question", "filler") if condition.kind in ("text", "tokens") else ("question",)
     return next((span.start for span in prompt.spans if span.name in own), 0)
 
 
@@ -158,7 +185,7 @@ def _assemble(
         else:
             spans.append(Span(name, position, position + 1))
     shifted = tuple(n + condition.length * (n >= at) for n in range(len(ids))) if condition.kind == "shift" else None
-    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    text = _decoded(tokenizer, ids)
     prompt = Prompt(item.id, condition.name, ids, tuple(spans), text, shifted, condition.hidden)
     if tuple(ids[i] for i in prompt.original) != rendered.token_ids:
         raise BadPrompt(
@@ -180,10 +207,9 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
     else:
         text, system_at, system_end, question_at, question_end = _render_chat(tokenizer, item, system)
     _refuse_surrogates(text, f"item {item.id!r}")
-    # A chat template writes its own special tokens; raw text gets the tokenizer's.
-    encoded = tokenizer(text, add_special_tokens=kind == "raw", return_offsets_mapping=True)
-    ids: list[int] = list(encoded["input_ids"])
-    extents = _extents(encoded["offset_mapping"])
+    # A chat template writes its own special tokens; raw text gets the tokenizer's. Raw filler goes before the line break, as published, so a
+    # token such as ".\n" is split there in every raw prompt, with filler or without.
+    ids, extents = encode(tokenizer, text, special=kind == "raw", split_at=system_end if kind == "raw" else None)
     marks: list[tuple[int, SpanName]] = [(question_end, "end"), (question_at, "question"), (system_at, "system")]
     names: list[SpanName] = []
     for first, last in extents:
@@ -198,33 +224,112 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
             f"item {item.id!r}: the question has no token of its own in the rendered prompt; use --prompt raw, or leave it out of the data"
         )
     before_question = names.index("question")
-    # Raw prompts carry a line break between the two texts; filler goes before it, as published, where that is a token boundary.
     if kind == "raw":
-        after = [i for i, (first, last) in enumerate(extents) if last > first and first >= system_end]
-        before_question = min(before_question, *after) if after else before_question
+        before_question = min(before_question, first_from(extents, system_end))
     before_system = names.index("system") if "system" in names else before_question
     texts = ((system_at, system_end), (question_at, question_end))
-    inside = [
-        i
-        for i in range(1, len(extents))
-        for start, stop in texts
-        if start <= extents[i - 1][0] < extents[i - 1][1] <= extents[i][0] < extents[i][1] <= stop
-    ]
-    return Rendered(tuple(ids), tuple(names), before_system, before_question, tuple(inside))
+    inside = boundaries_inside(extents, texts)
+    after_question = len(ids) if kind == "raw" else after_text(extents, question_end)
+    return Rendered(tuple(ids), tuple(names), before_system, before_question, after_question, tuple(inside))
 
 
-def _extents(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The characters each token stands for; first == last where it stands for none.
+def encode(
+    tokenizer: Any, text: str, *, special: bool, split_at: int | None = None
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """The ids of `text`, and the characters that each stands for; a token that reaches across character `split_at` is split there."""
+    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    ids: list[int] = list(encoded["input_ids"])
+    extents = extents_of(tokenizer, text, ids, encoded["offset_mapping"])
+    for at, (first, last) in enumerate(extents):
+        if split_at is not None and first < split_at < last:
+            left, right = _split_token(tokenizer, ids, at, text[first:split_at], text[split_at:last])
+            ids[at : at + 1] = [*left, *right]
+            extents[at : at + 1] = [(first, split_at)] * len(left) + [(split_at, last)] * len(right)
+            break
+    return ids, extents
 
-    Byte-level tokenizers that trim offsets (Llama 3's) leave the blanks out, so a token of blanks would seem to stand for no
-    text: the gap since the token before it is what it holds.
+
+#: So many tokens around a split one are decoded to see that the text stays.
+_AROUND = 16
+
+
+def _split_token(tokenizer: Any, ids: Sequence[int], at: int, left: str, right: str) -> tuple[list[int], list[int]]:
+    """The ids of the two texts that token `at` stands for, each in as few tokens as the vocabulary allows.
+
+    The token's own spelling is cut, so no tokenizer adds a blank before the second part. Which cut is the right one is seen by decoding.
+    """
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", False)
+    spelling: str = tokenizer.convert_ids_to_tokens(ids[at])
+    before, after = list(ids[max(0, at - _AROUND) : at]), list(ids[at + 1 : at + 1 + _AROUND])
+    whole = _decoded(tokenizer, [*before, ids[at], *after])
+    for cut in range(1, len(spelling) if model else 0):
+        front: list[int] = [token.id for token in model.tokenize(spelling[:cut])]
+        back: list[int] = [token.id for token in model.tokenize(spelling[cut:])]
+        shown = _decoded(tokenizer, [*before, *front])
+        same = front and back and _decoded(tokenizer, [*before, *front, *back, *after]) == whole
+        if same and whole.startswith(shown) and _fits(shown, whole[len(shown) :], left, right):
+            return front, back
+    raise BadPrompt(
+        f"token {left + right!r} reaches from the system text into the line break after it, and this tokenizer cannot split it; use --prompt chat, "
+        "or a system text that ends otherwise"
+    )
+
+
+def _fits(before: str, after: str, left: str, right: str) -> bool:
+    """Whether a text that is cut into `before` and `after` is cut between `left` and `right`. Some tokenizers compose accents (NFC)."""
+    before, after, left, right = (unicodedata.normalize("NFC", text) for text in (before, after, left, right))
+    return before.endswith(left) and after.startswith(right)
+
+
+def extents_of(
+    tokenizer: Any, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The characters of `text` that each token stands for; first == last where it stands for none.
+
+    Some byte-level tokenizers trim offsets: they leave the spaces at a token's ends out. Such a gap between two tokens belongs to the one
+    that shows spaces when it is decoded; a token of spaces only, which would seem to stand for nothing, holds the whole gap.
     """
     extents: list[tuple[int, int]] = []
     reached = 0
-    for first, last in offsets:
-        extents.append((reached, last) if first == last > reached else (first, last))
+    for n, (first, last) in enumerate(offsets):
+        visible = last > first
+        if first == last > reached:
+            first = reached
+        elif visible and first > reached and not text[reached:first].strip(" "):
+            shown = _decoded(tokenizer, [ids[n]])
+            first = max(reached, first - (len(shown) - len(shown.lstrip(" "))))
+        if visible and text[last : last + 1] == " ":
+            following = next((a if b > a else b for a, b in offsets[n + 1 :] if b > last), len(text))
+            if not text[last:following].strip(" "):
+                shown = _decoded(tokenizer, [ids[n]])
+                last = min(following, last + len(shown) - len(shown.rstrip(" ")))
+        extents.append((first, last))
         reached = max(reached, last)
     return extents
+
+
+def first_from(extents: Sequence[tuple[int, int]], place: int) -> int:
+    """The first token that begins at or after a character and stands for some text."""
+    return next((n for n, (first, last) in enumerate(extents) if last > first >= place), len(extents))
+
+
+def after_text(extents: Sequence[tuple[int, int]], end: int) -> int:
+    """The place after the last token that shows anything before character `end`; one that reaches further is not cut."""
+    return 1 + max((n for n, (first, last) in enumerate(extents) if first < last and first < end), default=-1)
+
+
+def boundaries_inside(extents: Sequence[tuple[int, int]], texts: Sequence[tuple[int, int]]) -> list[int]:
+    """Token boundaries strictly inside the texts, which are given by their first and last character."""
+    return [
+        n
+        for n in range(1, len(extents))
+        for start, stop in texts
+        if start <= extents[n - 1][0] < extents[n - 1][1] <= extents[n][0] < extents[n][1] <= stop
+    ]
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
 def _settle_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) -> None:
@@ -294,43 +399,63 @@ def _refuse_surrogates(text: str, what: str) -> None:
 # ---- fillers ---------------------------------------------------------------------------------------------------------
 
 
-_TIMES = 8
+#: Texts that a filler is encoded after. Some tokenizers put a blank before what they are given; after other text they do not.
+_CARRIERS = ("a", ".", "1", "\u4e2d")
 
 
-def _repeated_token(tokenizer: Any, filler: str) -> int:
-    """The one token that `filler` is when it is repeated; else an error that says what it splits into."""
+def filler_unit(tokenizer: Any, filler: str) -> tuple[int, ...]:
+    """The ids of one filler, as it stands after other text. They are repeated as they are, so a row of fillers never merges."""
     _refuse_surrogates(filler, f"filler {filler!r}")
-    body = _in_a_row(tokenizer, filler)
-    if _is_one_token(body):
-        return body[0]
-    ways = dict.fromkeys((" " + filler.strip(), " /", " he", " the", " a", "\n"))
-    fits = (way for way in ways if way != filler and _is_one_token(_in_a_row(tokenizer, way)))
-    way = next((f", such as {way!r}" for way in fits), "")
-    alone: list[int] = tokenizer(filler, add_special_tokens=False).input_ids
-    if len(alone) == 1:
+    for carrier in _CARRIERS:
+        alone: list[int] = tokenizer(carrier, add_special_tokens=False).input_ids
+        both: list[int] = tokenizer(carrier + filler, add_special_tokens=False).input_ids
+        if alone and len(both) > len(alone) and both[: len(alone)] == alone:
+            return tuple(both[len(alone) :])
+    unit: list[int] = tokenizer(filler, add_special_tokens=False).input_ids
+    if not unit:
         raise BadPrompt(
-            f"filler {filler!r} is one token alone, but {_TIMES} of them in a row become {len(body)}: {_pieces(tokenizer, body)}; "
-            f"take one that does not merge{way}"
+            f"filler {filler!r} has no token in this tokenizer's vocabulary; take another one, such as ' /'"
         )
+    return tuple(unit)
+
+
+def with_filler_ids(tokenizer: Any, conditions: Sequence[Condition]) -> list[Condition]:
+    """The conditions, each repeated filler with the ids that it is to this tokenizer."""
+    return [
+        replace(one, filler_ids=filler_unit(tokenizer, one.filler or "")) if one.kind == "repeat" else one
+        for one in conditions
+    ]
+
+
+def _repeated(unit: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The unit again and again, cut to exactly `length` ids."""
+    return (unit * -(-length // len(unit)))[:length]
+
+
+#: What vocabularies keep for later or for bytes: <unused7>, <0x0A>, [PAD].
+_MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_TRIES = 1000
+
+
+def _random_tokens(tokenizer: Any, length: int, rng: random.Random) -> tuple[int, ...]:
+    """`length` plain tokens drawn from the whole vocabulary, each as likely as any other."""
+    apart = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    ids: list[int] = []
+    for _ in range(_TRIES * length):
+        token = rng.randrange(len(tokenizer))
+        if token not in apart and _is_plain(tokenizer, token):
+            ids.append(token)
+            if len(ids) == length:
+                return tuple(ids)
     raise BadPrompt(
-        f"filler {filler!r} is {len(alone)} tokens for this tokenizer ({_pieces(tokenizer, alone)}); "
-        f"a filler must be one token when repeated{way}"
+        f"{_TRIES * length:,} draws from this tokenizer's vocabulary gave {len(ids)} plain tokens of {length}; use a repeated filler or natural text"
     )
 
 
-def _in_a_row(tokenizer: Any, filler: str) -> list[int]:
-    """What `filler` is repeated, after some other text, as it stands in a prompt."""
-    carrier: list[int] = tokenizer("a", add_special_tokens=False).input_ids
-    ids: list[int] = tokenizer("a" + filler * _TIMES, add_special_tokens=False).input_ids
-    return ids[len(carrier) :] if ids[: len(carrier)] == carrier else ids
-
-
-def _is_one_token(body: Sequence[int]) -> bool:
-    return len(body) == _TIMES and len(set(body)) == 1
-
-
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> str:
-    return ", ".join(repr(tokenizer.decode([i])) for i in ids[:6]) + ("…" if len(ids) > 6 else "")
+def _is_plain(tokenizer: Any, token: int) -> bool:
+    """Whether a token shows whole characters that can be seen: no part of a character, no blank, no name in brackets."""
+    shown = _decoded(tokenizer, [token]).strip()
+    return bool(shown) and "\ufffd" not in shown and shown.isprintable() and not _MARKUP.fullmatch(shown)
 
 
 def _natural_text(tokenizer: Any, sentences: Sequence[str], length: int, rng: random.Random) -> tuple[int, ...]:
@@ -350,8 +475,15 @@ def _insertion_point(rendered: Rendered, condition: Condition, rng: random.Rando
         return rendered.before_system
     if condition.placement == "before-question":
         return rendered.before_question
-    if condition.placement == "end":
+    if condition.placement == "before-answer":
         return len(rendered.token_ids)
+    if condition.placement == "end":
+        if condition.kind == "shift" and rendered.after_question == len(rendered.token_ids):
+            raise BadPrompt(
+                f"condition {condition.name!r} shifts what comes after the question, which is nothing in this prompt; choose another placement, or "
+                "--prompt chat"
+            )
+        return rendered.after_question
     if not rendered.inside:
         raise BadPrompt("no token boundary lies inside system text or question; use another placement")
     return rng.choice(rendered.inside)

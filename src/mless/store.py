@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
@@ -19,8 +20,9 @@ from mless.errors import BadFolder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: The file contract's number; a folder with a higher one was made by a newer mless.
-FORMAT = 1
+#: The file contract's number; a folder with a higher one was made by a newer mless. Since 2 placement `end` is the end of the user's turn,
+#: and raw prompts have a token boundary before the line break.
+FORMAT = 2
 
 _LOCK = ".lock"
 
@@ -83,6 +85,25 @@ def _encode(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def _in_todays_words(content: dict[str, Any]) -> dict[str, Any]:
+    """An older study.json in today's words. Its format number stays, so that nobody takes its prompts for today's.
+
+    Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, which is `before-answer` now. In a
+    raw prompt that is the same place, and to a server `end` was the end of the user's message, as it is now.
+    """
+    if content["format"] >= 2 or content.get("prompt") in ("raw", "text"):
+        return content
+    study: dict[str, Any] = content.get("study") or {}
+    for one in (study, *(study.get("condition") or {}).values(), *(content.get("conditions") or {}).values()):
+        if one.get("placement") == "end":
+            one["placement"] = "before-answer"
+    if "command" in content:
+        content["command"] = [
+            re.sub(r"(?<=placement=)(\"?)end\b", r"\1before-answer", word) for word in content["command"]
+        ]
+    return content
+
+
 class ResultFolder:
     """One study's results on disk."""
 
@@ -113,7 +134,7 @@ class ResultFolder:
                 f"{self.path} was made by a newer mless ({content.get('mless', 'unknown')}, format {content['format']}); this one reads "
                 f"format {FORMAT}: upgrade mless, or choose another --out"
             )
-        return content
+        return _in_todays_words(content)
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         text = json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False)

@@ -10,8 +10,13 @@ from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless.errors import BadPrompt, BadStudy
 
-Placement = Literal["before-system", "before-question", "end", "anywhere"]
+#: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
+Placement = Literal["before-system", "before-question", "end", "before-answer", "anywhere"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+
+ConditionKind = Literal["none", "repeat", "text", "tokens", "shift"]
+#: The kinds that put tokens into the prompt.
+INSERTING: tuple[ConditionKind, ...] = ("repeat", "text", "tokens")
 
 SpanName = Literal["start", "system", "filler", "question", "end"]
 SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
@@ -157,14 +162,15 @@ def arm_words(one: ArmSettings) -> str:
 class Condition:
     """How an item's prompt, or the model, is changed.
 
-    ``kind`` is ``none`` (nothing inserted), ``repeat`` (one token, `length` times), ``text`` (natural text cut to `length` tokens) or
-    ``shift`` (no token inserted, but positions counted on as if `length` had been). `hidden` filler stands in the prompt and is seen by
-    no other token. The rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and
-    `samples` drawn at `temperature` and put to the vote (self-consistency); `again` is the same prompts once more (the A/A control).
+    ``kind`` is ``none`` (nothing inserted), ``repeat`` (the filler's tokens again and again, cut to `length` of them), ``text`` (natural
+    text cut to `length` tokens), ``tokens`` (`length` random tokens, each item's own) or ``shift`` (no token inserted, but positions counted
+    on as if `length` had been). `hidden` filler stands in the prompt and is seen by no other token. The rest is for answers only: another
+    `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature` and put to the vote
+    (self-consistency); `again` is the same prompts once more (the A/A control).
     """
 
     name: str
-    kind: Literal["none", "repeat", "text", "shift"]
+    kind: ConditionKind
     filler: str | None = None
     length: int = 0
     placement: Placement = "before-question"
@@ -176,6 +182,8 @@ class Condition:
     again: bool = False
     #: The model is run with ARM; with filler too where the kind inserts some.
     arm: ArmSettings | None = None
+    #: What one filler is to the tokenizer; known once prompts are written.
+    filler_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -190,11 +198,14 @@ class Condition:
             raise BadStudy(
                 f'condition {self.name!r} repeats a filler, but none is given; add filler = " /" or --filler'
             )
-        if self.kind == "shift" and self.placement == "end":
+        if self.kind in ("tokens", "shift") and self.filler:
+            what = "draws its tokens at random" if self.kind == "tokens" else "inserts no token"
+            raise BadStudy(f"condition {self.name!r} {what}, so it takes no filler; got {self.filler!r}, leave it out")
+        if self.kind == "shift" and self.placement == "before-answer":
             raise BadStudy(
                 f"condition {self.name!r} shifts what comes after the prompt's end, which is nothing; choose another placement"
             )
-        if self.hidden and self.kind not in ("repeat", "text"):
+        if self.hidden and self.kind not in INSERTING:
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
         if self.question is not None and "{question}" not in self.question:
             raise BadStudy(
@@ -211,10 +222,7 @@ class Condition:
     def for_answers_only(self) -> bool:
         """Whether attention under it cannot be compared token by token with `none`."""
         return (
-            self.kind == "shift"
-            or self.hidden
-            or self.again
-            or any(value is not None for value in (self.system, self.question, self.samples))
+            self.hidden or self.again or any(value is not None for value in (self.system, self.question, self.samples))
         )
 
 
@@ -223,6 +231,7 @@ def condition_of(name: str, stored: Mapping[str, Any]) -> Condition:
     kept: dict[str, Any] = {field.name: stored[field.name] for field in fields(Condition) if field.name in stored}
     kept["name"] = name
     kept["arm"] = arm_of(stored["arm"]) if stored.get("arm") else None
+    kept["filler_ids"] = tuple(stored["filler_ids"]) if stored.get("filler_ids") else None
     return Condition(**kept)
 
 
@@ -230,9 +239,17 @@ def condition_words(condition: Condition) -> str:
     """What a condition does, as a verdict puts it in brackets."""
     parts: list[str] = []
     if condition.kind == "repeat":
-        parts.append(f"{condition.length} × {condition.filler!r}, {condition.placement}")
+        each = len(condition.filler_ids or (0,))
+        if each > 1:
+            parts.append(
+                f"{condition.length} tokens, {condition.filler!r} ({each} tokens) repeated, {condition.placement}"
+            )
+        else:
+            parts.append(f"{condition.length} × {condition.filler!r}, {condition.placement}")
     elif condition.kind == "text":
         parts.append(f"{condition.length} tokens of natural text, {condition.placement}")
+    elif condition.kind == "tokens":
+        parts.append(f"{condition.length} random tokens, {condition.placement}")
     elif condition.kind == "shift":
         parts.append(f"positions moved on by {condition.length}, {condition.placement}, no token inserted")
     if condition.arm is not None:
@@ -287,6 +304,11 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def reach(self) -> int:
+        """How many positions it takes up; more than it has tokens where positions are moved on."""
+        return len(self.token_ids) if self.position_ids is None else max(self.position_ids) + 1
 
     def positions(self, *names: SpanName) -> list[int]:
         """Token positions inside the named spans, in order."""

@@ -40,7 +40,11 @@ def eager_matrices(model, prompt: Prompt) -> list[torch.Tensor]:
     before, config._attn_implementation = config._attn_implementation, "eager"
     try:
         with torch.inference_mode():
-            out = model.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False, output_attentions=True)
+            given = {} if prompt.position_ids is None else {"position_ids": torch.tensor([prompt.position_ids])}
+            ids = torch.tensor([prompt.token_ids])
+            out = model.model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, output_attentions=True, **given
+            )
     finally:
         config._attn_implementation = before
     return [matrix[0].double() for matrix in out.attentions]
@@ -105,6 +109,35 @@ def test_a_ragged_batch_equals_one_by_one(family):
         np.testing.assert_allclose(a.received, b.received, atol=1e-5)
         np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
         np.testing.assert_array_equal(a.n, b.n)
+
+
+MOVED = [replace(p, position_ids=tuple(n + 30 * (n >= 5) for n in range(len(p)))) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_shifted_positions_give_what_eager_gives_for_them(family):
+    model = tiny(family)
+    alone = list(received(model, MOVED))
+    together = list(received(model, [*MOVED, *PROMPTS], batch_size=6))
+    in_parts = list(received(model, MOVED, part=9))
+    for prompt, plain, ours, batched, parts in zip(
+        MOVED, received(model, PROMPTS), alone, together, in_parts, strict=False
+    ):
+        for layer, matrix in enumerate(eager_matrices(model, prompt)):
+            below = torch.tril(torch.ones(len(prompt), len(prompt)), -1)
+            sums = (matrix * below).sum(1).numpy()
+            np.testing.assert_allclose(np.nan_to_num(ours.received[0, layer] * ours.n[0, layer]), sums, atol=1e-5)
+        np.testing.assert_allclose(batched.received, ours.received, atol=1e-5)
+        np.testing.assert_allclose(parts.received, ours.received, atol=1e-5)
+        np.testing.assert_array_equal(ours.n, plain.n)  # positions change no mask
+        assert not np.allclose(ours.received[0], plain.received[0], atol=1e-5, equal_nan=True)
+
+
+def test_positions_beyond_the_context_are_refused():
+    model = tiny("llama")
+    far = replace(PROMPTS[0], position_ids=tuple(n + model.context for n in range(len(PROMPTS[0]))))
+    with pytest.raises(BadPrompt, match=rf"item '1' reaches position {model.context + 32} .*takes {model.context}"):
+        next(received(model, [far]))
 
 
 def test_left_padding_gives_the_same_sums():

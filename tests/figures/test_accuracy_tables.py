@@ -48,7 +48,8 @@ ODD = (
     "*",
 )
 FILLERS = tuple(Condition(f"f{n}", "repeat", filler, 55) for n, filler in enumerate(ODD))
-PLACED = tuple(Condition(f"at-{place}", "repeat", " /", 55, place) for place in PLACEMENTS)
+PLACED = tuple(Condition(f"at-{place}", "repeat", " /", 55, place) for place in PLACEMENTS if place != "before-answer")
+LAST = Condition("last", "repeat", " /", 55, "before-answer")
 
 
 @pytest.fixture(scope="module")
@@ -201,12 +202,13 @@ def test_table1_refuses_two_folders_for_one_cell(folder: Path, tmp_path: Path) -
 
 
 def test_table4_names_the_placements(tmp_path: Path) -> None:
-    path = write_answers(tmp_path / "r", items=20, conditions=("none", "none-again", *PLACED))
+    path = write_answers(tmp_path / "r", items=20, conditions=("none", "none-again", *PLACED, LAST))
     written = write_tables("table4", [path], tmp_path)
     head, *body = cells(written[0].read_text(encoding="utf-8"))
     assert head[0] == "placement"
     assert [row[0] for row in body] == [
         "none", "none again (A/A)", "① before system", "② before question", "③ end", "④ anywhere",
+        "⑤ before the answer",
     ]  # fmt: skip
     check_latex(written[2].read_text(encoding="utf-8"))
 

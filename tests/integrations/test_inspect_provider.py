@@ -132,7 +132,7 @@ def test_requests_that_come_together_are_answered_together(
     assert max(sizes) > 1
 
 
-@pytest.mark.parametrize("placement", ["before-system", "before-question", "end"])
+@pytest.mark.parametrize("placement", ["before-system", "before-question", "end", "before-answer"])
 @pytest.mark.parametrize("kind", ["chat", "raw"])
 def test_tokens_are_those_of_a_study(provider: Callable[..., Any], items: Sequence[Item], kind: str, placement: str):
     api = provider(condition="mless", length=9, prompt=kind).api

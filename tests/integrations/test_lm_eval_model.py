@@ -165,7 +165,7 @@ def test_without_filler_and_arm_every_item_is_that_of_hf(loaded: Any, lm: Any, t
 # ---- the filler --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placement", ["before-system", "before-question", "end"])
+@pytest.mark.parametrize("placement", ["before-system", "before-question", "end", "before-answer"])
 @pytest.mark.parametrize("name", ["mless", "mful"])
 def test_tokens_are_those_of_a_study(loaded: Any, lm: Any, items: Sequence[Item], name: str, placement: str):
     model = lm(condition=name, length=7, placement=placement)

@@ -259,8 +259,17 @@ def test_a_condition_whose_filler_breaks_the_model_names_it(tmp_path: Path) -> N
 
 
 def test_conditions_for_answers_are_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadStudy, match="position-only"):
-        run_tiny(tiny, tmp_path / "out", conditions="none,position-only")
+    own = {"condition": {"hidden": {"filler": " /", "hidden": True}}}
+    with pytest.raises(BadStudy, match="condition 'hidden' is for answers"):
+        run_tiny(tiny, tmp_path / "out", conditions="none,hidden", **own)
+
+
+def test_positions_alone_are_a_condition(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "out", conditions="none,position-only", layers="1-2", limit=3)
+    rows = pl.read_parquet(tmp_path / "out" / "activation_items.parquet").filter(pl.col("layer") == 2)
+    moved, none = (rows.filter(pl.col("condition") == name)["l1"].to_list() for name in ("position-only", "none"))
+    assert len(moved) == len(none) > 0
+    assert moved != none
 
 
 # ---- what it says --------------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ import mless
 from mless import stats
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.figures import draw
+from mless.integrations.filling import recorded
 from mless.report import publish
 from mless.store import ResultFolder
 from mless.study.foreign import Scored
 from mless.study.imported import import_results, stated_of
-from mless.values import FigureSpec
+from mless.values import Condition, FigureSpec
 
 BEFORE, AFTER = pair(gained=14, lost=3, n=60)
 
@@ -242,8 +243,22 @@ def test_what_lm_eval_wrote_beside_it_names_model_task_and_condition(tmp_path: P
     about = ResultFolder(import_results(given, tmp_path / "out").folder).manifest() or {}
     assert (about["model"]["label"], about["task"]) == ("Tiny-1B", "my_sums")
     told = about["conditions"]["mless"]
-    assert (told["length"], told["placement"], told["arm"]["c"], told["arm"]["layers"]) == (9, "end", 0.2, [1, 2])
-    assert any(line.startswith("mless (9 × ' /', end") for line in mless.verdict_lines(tmp_path / "out"))
+    # An older mless wrote it: its `end` was the prompt's last place.
+    expected = (9, "before-answer", 0.2, [1, 2])
+    assert (told["length"], told["placement"], told["arm"]["c"], told["arm"]["layers"]) == expected
+    assert any(line.startswith("mless (9 × ' /', before-answer") for line in mless.verdict_lines(tmp_path / "out"))
+
+
+def test_what_todays_mless_tells_another_program_means_the_same(tmp_path: Path):
+    given: list[str] = []
+    for name, correct in (("none", BEFORE), ("mless", AFTER)):
+        file = lines(tmp_path / name / "samples_sums_2026-11-15T09-10-11.123456.jsonl", said(correct))
+        condition = recorded(Condition(name, "repeat", " /", 9, "end"))
+        told = {"config": {"mless_condition": condition if name == "mless" else None}}
+        (tmp_path / name / "results_2026-11-15T09-10-11.123456.json").write_text(json.dumps(told))
+        given.append(f"{name}={file}")
+    about = ResultFolder(import_results(given, tmp_path / "out").folder).manifest() or {}
+    assert about["conditions"]["mless"]["placement"] == "end"
 
 
 def test_results_in_memory_and_one_task_of_several(tmp_path: Path):

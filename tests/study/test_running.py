@@ -18,8 +18,9 @@ from scipy.optimize import brentq
 import mless
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy
 from mless.models import LoadedModel
-from mless.store import ResultFolder
+from mless.store import FORMAT, ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
+from mless.study.identity import digest
 from spelling import CHATML, model_folder
 
 TABLES = ("prompts", "attention", "dilution", "retained", "shares")
@@ -501,6 +502,53 @@ def test_a_run_from_a_script_is_the_same(tiny: Path, tmp_path: Path) -> None:
 def data(path: Path, *questions: str) -> str:
     path.write_text("".join(json.dumps({"question": question}) + "\n" for question in questions), encoding="utf-8")
     return str(path)
+
+
+def test_positions_alone_are_a_condition(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "out", conditions="none,mless,position-only,random-tokens")
+    prompts = pl.read_parquet(tmp_path / "out" / "prompts.parquet")
+    ids = {
+        name: prompts.filter(pl.col("condition") == name)["token_ids"].to_list() for name in ("none", "position-only")
+    }
+    assert ids["position-only"] == ids["none"]
+    retained = pl.read_parquet(tmp_path / "out" / "retained.parquet").filter(pl.col("condition") == "position-only")
+    assert retained["uniform"].to_list() == pytest.approx([1.0] * len(retained))  # no key was added
+    assert retained["retained"].is_finite().all()
+    assert (retained["retained"] - 1).abs().max() > 1e-6  # but distances changed, if little in a random model
+    lines = verdict_lines(tmp_path / "out")
+    assert any(line.startswith("position-only (positions moved on by 5, before-question, no token") for line in lines)
+    assert any(line.startswith("random-tokens (5 random tokens, before-question)") for line in lines)
+
+
+def as_of_format_1(folder: Path, placement: str | None = None) -> None:
+    """A finished folder as an older mless has left it."""
+    about = json.loads((folder / "study.json").read_text())
+    about["format"] = 1
+    if placement is not None:
+        about["study"]["placement"] = placement
+        about["conditions"]["mless"]["placement"] = placement
+        about["identity"]["placement"] = digest(placement)
+    (folder / "study.json").write_text(json.dumps(about))
+
+
+def test_an_older_folder_with_the_same_prompts_is_taken_over(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "out")
+    before = tables_of(tmp_path / "out")
+    as_of_format_1(tmp_path / "out")
+    assert run_tiny(tiny, tmp_path / "out").computed == 0
+    assert tables_of(tmp_path / "out") == before
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["format"] == FORMAT
+
+
+def test_an_older_folder_whose_end_was_before_the_answer_is_not_mixed_in(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", template=CHATML)
+    out = tmp_path / "out"
+    run_tiny(model, out, prompt="chat", placement="before-answer")
+    as_of_format_1(out, "end")
+    assert (ResultFolder(out).manifest() or {})["conditions"]["mless"]["placement"] == "before-answer"
+    assert any(line.startswith("mless (5 × ' /', before-answer)") for line in verdict_lines(out))
+    with pytest.raises(BadFolder, match="it differs in prompts as rendered; choose another --out"):
+        run_tiny(model, out, prompt="chat", placement="end")
 
 
 def test_a_question_nobody_later_sees_is_undecided(tiny: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_set_needs_a_key_and_a_value(text: str) -> None:
         ("limit=0", "field 'limit': input should be greater than or equal to 1, got 0"),
         ("seed=-1", "field 'seed': input should be greater than or equal to 0, got -1"),
         ("flips=99", "field 'flips': input should be greater than or equal to 100000, got 99"),
-        ("placement=middle", "'before-system', 'before-question', 'end' or 'anywhere', got 'middle'"),
+        ("placement=middle", "'before-system', 'before-question', 'end', 'before-answer' or 'anywhere', got 'middle'"),
         ("prompt=tchat", "input should be 'auto', 'chat' or 'raw', got 'tchat'"),
         ("dtype=int8", "input should be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'"),
         ("conditions=7", "field 'conditions': input should be a valid list, got 7"),
@@ -160,7 +160,7 @@ def test_unknown_studies_and_conditions() -> None:
     assert "no study '../quick' (did you mean 'quick'?)" in refusal("../quick")
     assert "no study file 'nowhere.toml'; `mless studies` lists" in refusal("nowhere.toml")
     assert refusal(conditions="none,mles").startswith(
-        "no condition 'mles' (did you mean 'mless'?); there are: none, mless, mful, random, arm, mless-arm, and those a study declares"
+        "no condition 'mles' (did you mean 'mless'?); there are: none, mless, mful, random, random-tokens, position-only, arm, "
     )
 
 
@@ -194,7 +194,7 @@ def test_a_study_of_ones_own(own: Any) -> None:
         ('conditions = ["none", "x"]\n[condition.x]\nlength = 3', "condition 'x' repeats a filler, but none is given"),
         (
             'conditions = ["x"]\n[condition.x]\nkind = "noun"',
-            "input should be 'none', 'repeat', 'text' or 'shift', got 'noun'",
+            "input should be 'none', 'repeat', 'text', 'tokens' or 'shift', got 'noun'",
         ),
         ('conditions = ["x"]\n[condition.x]\nkind = "none"\nlength = 3', "inserts nothing"),
         ('[condition.none]\nfiller = " /"', "[condition.none] cannot change it; give yours another name"),

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.capture.positions import check_reach, own_positions
+from mless.errors import BadAttention, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points
 from mless.values import Prompt
@@ -83,13 +84,9 @@ def read_activations(
     layers = model.numbered(layers)
     if not layers:
         raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
-    for prompt in batch:
-        if len(prompt) > model.context:
-            raise BadPrompt(
-                f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
-                "leave it out (--limit), shorten it, or use a smaller --length"
-            )
+    check_reach(model, batch)
     longest = max(map(len, batch))
+    positions = own_positions(model, batch, longest)
     ids = torch.zeros(len(batch), longest, dtype=torch.long)
     real = torch.zeros(len(batch), longest, dtype=torch.long)
     for row, prompt in enumerate(batch):
@@ -114,9 +111,10 @@ def read_activations(
         for row, prompt in enumerate(batch):
             take(row, Rows(layer, prompt, by_row[row, : len(prompt)]))
 
-    padding = None if bool(real.all()) else real.to(model.device)
+    padding = None if bool(real.all()) and positions is None else real.to(model.device)
+    moved = {} if positions is None else {"position_ids": positions.to(model.device)}
     with watching(model.model, layers, seen), torch.inference_mode():
-        model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+        model.model(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False, **moved)
     missing = sorted(set(layers) - read)
     if missing:
         raise UnsupportedArchitecture(

@@ -6,10 +6,9 @@ layer's outputs are all that is held at a time. The definitions are in docs/affi
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,8 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor, nn
 
+from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, attending
-from mless.errors import BadAttention, BadPrompt, UnsupportedArchitecture
+from mless.errors import BadAttention, UnsupportedArchitecture
 from mless.kernels.signature import Visible
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
@@ -189,11 +189,10 @@ def displacement(
     where = align(without, with_filler)
     compared = [n for n, place in enumerate(where) if tokens == "original" or _moved(with_filler, n, place)]
     inserted = len(with_filler) > len(without)
-    rows: list[tuple[Prompt, Sequence[int] | None]] = [(without, without.position_ids)]
+    rows = [without, with_filler]
     if inserted:
-        rows.append((without, where))
-    rows.append((with_filler, with_filler.position_ids))
-    filler = torch.zeros(len(rows), max(len(prompt) for prompt, _ in rows), dtype=torch.bool, device=model.device)
+        rows.insert(1, replace(without, position_ids=tuple(where)))
+    filler = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.bool, device=model.device)
     filler[-1, with_filler.positions("filler")] = True
     kept = [head - 1 for head in numbers_of("all" if heads is None else heads, model.heads, "head")]
     shown = np.arange(0)
@@ -251,34 +250,19 @@ def _moved(prompt: Prompt, number: int, place: int) -> bool:
     return place > number or (prompt.position_ids is not None and prompt.position_ids[place] != place)
 
 
-def _forward(model: LoadedModel, rows: Sequence[tuple[Prompt, Sequence[int] | None]]) -> None:
-    longest = max(len(prompt) for prompt, _ in rows)
+def _forward(model: LoadedModel, rows: Sequence[Prompt]) -> None:
+    """One forward of all rows, padded on the right."""
+    check_reach(model, rows)
+    longest = max(map(len, rows))
+    positions = own_positions(model, rows, longest)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.long)
-    positions = torch.arange(longest).repeat(len(rows), 1)
-    for row, (prompt, given) in enumerate(rows):
-        last = max(given) if given is not None else len(prompt) - 1
-        if last >= model.context:
-            raise BadPrompt(
-                f"item {prompt.item!r} reaches position {last}, but {model.label} takes {model.context} tokens; leave it out (--limit), "
-                "shorten it, or use a smaller --length"
-            )
+    for row, prompt in enumerate(rows):
         ids[row, : len(prompt)] = torch.tensor(prompt.token_ids)
         real[row, : len(prompt)] = 1
-        if given is not None:
-            positions[row, : len(prompt)] = torch.tensor(given)
-    if "position_ids" not in inspect.signature(model.model.forward).parameters:
-        raise UnsupportedArchitecture(
-            f"{model.family!r} takes no position ids, so what positions do cannot be told from what filler does; see docs/adding-a-model.md"
-        )
+    moved = {} if positions is None else {"position_ids": positions.to(model.device)}
     with torch.inference_mode():
-        # Always with a mask: without one, transformers takes a jump in the positions for the seam between two packed texts.
-        model.model(
-            input_ids=ids.to(model.device),
-            attention_mask=real.to(model.device),
-            position_ids=positions.to(model.device),
-            use_cache=False,
-        )
+        model.model(input_ids=ids.to(model.device), attention_mask=real.to(model.device), use_cache=False, **moved)
 
 
 @dataclass(frozen=True)

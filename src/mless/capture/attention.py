@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mless import kernels
 from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
+from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
@@ -421,12 +422,9 @@ def received(
                     raise BadPrompt(
                         f"a prompt is what mless.prompts(model, items, condition) makes, token ids with spans; got {type(prompt).__name__}"
                     )
-                if len(prompt) > model.context:
-                    raise BadPrompt(
-                        f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes "
-                        f"{model.context}; leave it out (--limit), shorten it, or use a smaller --length"
-                    )
+            check_reach(model, batch)
             longest = max(map(len, batch))
+            positions = own_positions(model, batch, longest)
             ids = torch.zeros(len(batch), longest, dtype=torch.long)
             real = torch.zeros(len(batch), longest, dtype=torch.bool)
             sets = torch.zeros(len(batch), len(QUERY_SETS), longest, dtype=torch.bool)
@@ -444,11 +442,12 @@ def received(
             recorder.expect(sets, spans.to(model.device), in_parts=in_parts)
             with torch.inference_mode():
                 if in_parts:
-                    _run_in_parts(model, recorder, ids, part or _PART)
+                    _run_in_parts(model, recorder, ids, part or _PART, positions)
                     recorder.joined()
                 else:
-                    padding = None if bool(real.all()) else real.to(model.device).long()
-                    recorder.run(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False)
+                    padding = None if bool(real.all()) and positions is None else real.to(model.device).long()
+                    moved = {} if positions is None else {"position_ids": positions.to(model.device)}
+                    recorder.run(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False, **moved)
             recorder.finish()
             yield from (_of_row(recorder, row, prompt, asked, which) for row, prompt in enumerate(batch))
 
@@ -465,7 +464,13 @@ def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Seque
         yield batch
 
 
-def _run_in_parts(model: LoadedModel, recorder: Recorder, ids: Int[Tensor, "1 tokens"], part: int) -> None:
+def _run_in_parts(
+    model: LoadedModel,
+    recorder: Recorder,
+    ids: Int[Tensor, "1 tokens"],
+    part: int,
+    positions: Int[Tensor, "1 tokens"] | None,
+) -> None:
     from transformers import DynamicCache
 
     _refuse_changing_scales(model, ids.shape[1], part)
@@ -473,8 +478,12 @@ def _run_in_parts(model: LoadedModel, recorder: Recorder, ids: Int[Tensor, "1 to
     cache = DynamicCache()
     for first in range(0, ids.shape[1], part):
         tokens = ids[:, first : first + part].to(model.device)
+        moved: dict[str, Tensor] = {}
+        if positions is not None:
+            every = torch.ones(1, first + tokens.shape[1], dtype=torch.long, device=model.device)
+            moved = {"position_ids": positions[:, first : first + part].to(model.device), "attention_mask": every}
         try:
-            recorder.run(input_ids=tokens, past_key_values=cache, use_cache=True)
+            recorder.run(input_ids=tokens, past_key_values=cache, use_cache=True, **moved)
         except (IndexError, ValueError, AttributeError, TypeError, RuntimeError) as fault:
             # Of a cache that is asked for what only others have; anything else that goes wrong at run time (memory, a kernel) is told as it is.
             if isinstance(fault, RuntimeError) and "size of tensor" not in str(fault):

@@ -14,6 +14,7 @@ from mless.errors import BadFolder, BadStudy
 from mless.figures import wording
 from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
 from mless.store import write_atomically
+from mless.values import INSERTING
 
 #: The tables that have a layout of their own; any other id gets one row per condition, split and metric.
 BY_MODEL = ("table1", "table2", "table3")
@@ -213,13 +214,13 @@ def _passes(one: _Shown) -> list[Accuracy]:
 def _name(labelled: str | None, condition: str, about: Mapping[str, object], *, control: bool) -> Cell:
     if control:
         return Cell("none again (A/A)" if labelled else condition)
-    if labelled == "placement" and about.get("kind") in ("repeat", "text"):
+    if labelled == "placement" and about.get("kind") in INSERTING:
         where = str(about.get("placement"))
         return Cell(wording.PLACEMENTS.get(where, where))
     if labelled == "filler" and about.get("kind") == "repeat":
         return Cell(wording.filler_shown(about), code=True)
-    if labelled == "filler" and about.get("kind") == "text":
-        return Cell("natural text")
+    if labelled == "filler" and about.get("kind") in INSERTING:
+        return Cell(wording.filler_shown(about))
     return Cell(condition)
 
 

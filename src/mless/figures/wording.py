@@ -19,6 +19,7 @@ PLACEMENTS = {
     "before-system": "① before system",
     "before-question": "② before question",
     "end": "③ end",
+    "before-answer": "⑤ before the answer",
     "anywhere": "④ anywhere",
 }
 
@@ -131,6 +132,8 @@ def filler_shown(about: Mapping[str, Any]) -> str:
     filler = about.get("filler")
     if about.get("kind") == "text":
         return "natural text"
+    if about.get("kind") == "tokens":
+        return "random tokens"
     if filler is None:
         return "–"
     quoted = visible(json.dumps(str(filler), ensure_ascii=False), keep="")
@@ -144,9 +147,15 @@ def condition_words(about: Mapping[str, Any]) -> str:
     if about.get("imported") and not about.get("told"):
         return visible(f"as in {about['imported']}", keep="")
     if kind == "repeat":
-        said.append(f"{about.get('length')} × {filler_shown(about)} {about.get('placement')}")
+        each = len(about.get("filler_ids") or (0,))
+        row = f"{about.get('length')} × {filler_shown(about)}"
+        if each > 1:
+            row = f"{about.get('length')} tokens, {filler_shown(about)} ({each} tokens) repeated,"
+        said.append(f"{row} {about.get('placement')}")
     elif kind == "text":
         said.append(f"{about.get('length')} tokens of natural text {about.get('placement')}")
+    elif kind == "tokens":
+        said.append(f"{about.get('length')} random tokens {about.get('placement')}")
     elif kind == "shift":
         said.append(f"positions shifted by {about.get('length')}, no tokens")
     if about.get("arm"):

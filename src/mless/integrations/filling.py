@@ -7,14 +7,15 @@ import hashlib
 import importlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mless import tasks
 from mless.errors import BadPrompt, BadStudy, EngineFault
-from mless.prompting import build_prompts
+from mless.prompting import after_text, boundaries_inside, build_prompts, extents_of
+from mless.store import FORMAT
 from mless.study.spec import ArmTable, validated
-from mless.values import Condition, Item, parse_numbers
+from mless.values import INSERTING, Condition, Item, parse_numbers
 
 #: Model arguments that say what is done to the prompt; those of ARM are the fields of [arm] with this in front.
 PROMPT_OPTIONS = ("condition", "filler", "meaningful", "length", "placement")
@@ -69,6 +70,11 @@ def take_condition(options: dict[str, Any], who: str) -> Condition:
             f"{who}: condition {name!r} is about asking several times, which is up to the program that asks; use none and {way}"
         )
     return condition
+
+
+def recorded(condition: Condition) -> dict[str, Any]:
+    """A condition for another program's log, with the format number that says what its words mean."""
+    return asdict(condition) | {"format": FORMAT}
 
 
 # ---- where the texts lie ---------------------------------------------------------------------------------------------
@@ -132,21 +138,36 @@ def key_of(text: str) -> str:
 
 
 def fill(
-    tokenizer: Any, text: str, ids: Sequence[int], places: Places | None, condition: Condition, *, seed: int, key: str
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    places: Places | None,
+    condition: Condition,
+    *,
+    seed: int,
+    key: str,
+    extents: Sequence[tuple[int, int]] | None = None,
 ) -> Filled:
-    """`ids`, which are `text` to this tokenizer, with the condition's filler among them; without `places` all of it is the question."""
+    """`ids`, which are `text` to this tokenizer, with the condition's filler among them; without `places` all of it is the question.
+
+    `extents` are the characters that each id stands for, where the ids are not simply the text's.
+    """
     filler = filler_ids(tokenizer, condition, seed, key)
     if condition.kind == "none":
         return Filled(tuple(ids), len(ids), 0)
-    at = _insertion_point(tokenizer, text, ids, places or Places((0, len(text))), condition, seed, key)
+    at = _insertion_point(tokenizer, text, ids, places, condition, seed, key, extents)
+    if condition.kind == "shift" and at == len(ids):
+        raise BadPrompt(
+            f"condition {condition.name!r} shifts what comes after the question, which is nothing in this prompt; choose another placement"
+        )
     merged = (*ids[:at], *filler, *ids[at:])
     shifted = tuple(n + condition.length * (n >= at) for n in range(len(merged))) if condition.kind == "shift" else None
     return Filled(merged, at, len(filler), shifted)
 
 
 def filler_ids(tokenizer: Any, condition: Condition, seed: int, key: str) -> tuple[int, ...]:
-    """The filler alone, as a study's prompts have it; a filler that is not one token when repeated is refused."""
-    if condition.kind not in ("repeat", "text"):
+    """The filler alone, as a study's prompts have it."""
+    if condition.kind not in INSERTING:
         return ()
     plain = replace(condition, placement="end", hidden=False, system=None, question=None, arm=None)
     (prompt,) = build_prompts(
@@ -161,11 +182,22 @@ def _sentences() -> tuple[str, ...]:
 
 
 def _insertion_point(
-    tokenizer: Any, text: str, ids: Sequence[int], places: Places, condition: Condition, seed: int, key: str
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    places: Places | None,
+    condition: Condition,
+    seed: int,
+    key: str,
+    extents: Sequence[tuple[int, int]] | None,
 ) -> int:
-    if condition.placement == "end":
+    if condition.placement == "before-answer" or (condition.placement == "end" and places is None):
         return len(ids)
-    offsets = _offsets(tokenizer, text, ids)
+    places = places or Places((0, len(text)))
+    offsets = extents if extents is not None else _extents(tokenizer, text, ids)
+    if condition.placement == "end":
+        # In a prompt without a template nothing follows the question.
+        return len(ids) if places.question[1] == len(text) else after_text(offsets, places.question[1])
     if condition.placement == "before-question":
         return _first_after(offsets, places.question[0])
     if condition.placement == "before-system":
@@ -174,12 +206,7 @@ def _insertion_point(
         # The very beginning, but for what a model must begin with.
         start = _first_after(offsets, 0)
         return start + (start < len(ids) and ids[start] == tokenizer.bos_token_id)
-    inside = [
-        n
-        for n in range(1, len(ids))
-        for first, last in filter(None, (places.system, places.question))
-        if first <= offsets[n - 1][0] < offsets[n - 1][1] <= offsets[n][0] < offsets[n][1] <= last
-    ]
+    inside = boundaries_inside(offsets, [part for part in (places.system, places.question) if part is not None])
     if not inside:
         raise BadPrompt("no token boundary lies inside the question; use another placement")
     return random.Random(f"{seed}/anywhere/{key}").choice(inside)
@@ -190,17 +217,17 @@ def _first_after(offsets: Sequence[tuple[int, int]], place: int) -> int:
     return next((n for n, (_, last) in enumerate(offsets) if last > place), len(offsets))
 
 
-def _offsets(tokenizer: Any, text: str, ids: Sequence[int]) -> list[tuple[int, int]]:
+def _extents(tokenizer: Any, text: str, ids: Sequence[int]) -> list[tuple[int, int]]:
     """The characters of `text` that each of `ids` stands for, with special tokens or without: as `ids` have them."""
     for special in (False, True):
         try:
             encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
         except NotImplementedError:
             raise BadPrompt(
-                "this tokenizer does not say which characters its tokens stand for, so filler cannot be placed; use placement end"
+                "this tokenizer does not say which characters its tokens stand for, so filler cannot be placed; use placement before-answer"
             ) from None
         if list(encoded["input_ids"]) == list(ids):
-            return [(first, last) for first, last in encoded["offset_mapping"]]
+            return extents_of(tokenizer, text, ids, encoded["offset_mapping"])
     raise BadPrompt(
         "the prompt's tokens are not those of its text (was it cut to the model's length?), so filler cannot be placed; leave long items out"
     )

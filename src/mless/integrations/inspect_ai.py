@@ -17,12 +17,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from mless.errors import BadPrompt, BadStudy
-from mless.integrations.filling import Places, fill, find_places, key_of, needed, take_condition
+from mless.integrations.filling import Places, fill, find_places, key_of, needed, recorded, take_condition
+from mless.prompting import encode
 from mless.values import Condition, Prompt, Span
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class MlessAPI(_model.ModelAPI):
 
             text = render(messages)
             places = find_places(render, messages, text)
+            ids, extents = tokenizer(text, add_special_tokens=False).input_ids, None
         else:
             roles = [message["role"] for message in messages]
             if roles not in (["user"], ["system", "user"]):
@@ -177,13 +179,20 @@ class MlessAPI(_model.ModelAPI):
                     f"{WHO}: without a chat template a prompt is a system and a user message, got {', '.join(roles)}; put all in one user message"
                 )
             text = "\n".join(message["content"] for message in messages)
-            # Filler before the question goes before the line break, as in a study's raw prompts.
+            # Filler before the question goes before the line break, as in a study's raw prompts; a token such as ".\n" is split there.
             front = len(messages[0]["content"]) if len(messages) > 1 else 0
             places = Places((front, len(text)), (0, front) if front else None)
-        ids: list[int] = tokenizer(text, add_special_tokens=self._kind == "raw").input_ids
+            ids, extents = encode(tokenizer, text, special=True, split_at=front or None)
         # Of the question alone, so that a filler of natural text is the item's own whatever the condition's system text.
         filled = fill(
-            tokenizer, text, ids, places, self.condition, seed=self._seed, key=key_of(messages[-1]["content"])
+            tokenizer,
+            text,
+            ids,
+            places,
+            self.condition,
+            seed=self._seed,
+            key=key_of(messages[-1]["content"]),
+            extents=extents,
         )
         whole = Span("question", 0, len(filled.token_ids))
         check_prompt(self._worker.model, Prompt(item, self.condition.name, filled.token_ids, (whole,), text))
@@ -220,7 +229,7 @@ class MlessAPI(_model.ModelAPI):
             input_tokens=prompt, output_tokens=reply.n_tokens, total_tokens=prompt + reply.n_tokens
         )
         # `mless import` reads the condition from Inspect's log.
-        about = {"mless_condition": asdict(self.condition), "mless_engine": self._worker.about}
+        about = {"mless_condition": recorded(self.condition), "mless_engine": self._worker.about}
         return _model.ModelOutput(model=self.model_name, choices=[choice], usage=usage, time=seconds, metadata=about)
 
 

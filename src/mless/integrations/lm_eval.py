@@ -11,14 +11,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from mless.errors import BadPrompt, BadStudy, EngineFault, MlessError
-from mless.integrations.filling import Places, fill, filler_ids, find_places, key_of, needed, take_condition
+from mless.integrations.filling import Places, fill, filler_ids, find_places, key_of, needed, recorded, take_condition
 from mless.values import Condition
 
 
@@ -79,7 +78,7 @@ class MlessLM(_Backend):
 
     def get_model_info(self) -> dict[str, Any]:
         """With the condition as it was resolved: `mless import` reads it from lm-eval's results."""
-        return {**super().get_model_info(), "mless_condition": asdict(self.condition)}
+        return {**super().get_model_info(), "mless_condition": recorded(self.condition)}
 
     # ---- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -97,12 +96,12 @@ class MlessLM(_Backend):
     def _filled(self, context: str, ids: Sequence[int], shown: str | None = None) -> tuple[int, ...]:
         """The ids of a context with the filler among them; `shown` is the context before blanks were taken from its end."""
         places = self._places.get(context if shown is None else shown)
-        if places is None and self.condition.placement != "end":
+        if places is None and self.condition.placement != "before-answer":
             bare = context.removeprefix(self.tokenizer.bos_token or "")
             if special := next((one for one in self.tokenizer.all_special_tokens if one in bare), None):
                 raise BadPrompt(
                     f"{WHO}: a prompt holds {special!r}, so a chat template made it, but not in this run: where its question begins is not known; "
-                    "run without --cache_requests, or use placement=end"
+                    "run without --cache_requests, or use placement=before-answer"
                 )
         return fill(
             self.tokenizer, context, ids, places, self.condition, seed=self._seed, key=key_of(context)

@@ -10,7 +10,7 @@ from typing import Any
 from mless.figures import draw
 from mless.figures.folder import StoredResults, StoredStudy
 from mless.store import ResultFolder
-from mless.values import FigureSpec
+from mless.values import INSERTING, FigureSpec
 
 #: Conditions beside which there is room for a field of arrows.
 FIELDS = 3
@@ -26,7 +26,7 @@ def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     about = ResultFolder(folder).manifest() or {}
     kinds = {name: condition.get("kind") for name, condition in about.get("conditions", {}).items()}
     controls = [name for name, kind in kinds.items() if kind == "shift"][:1]
-    fillers = [name for name, kind in kinds.items() if kind in ("repeat", "text")]
+    fillers = [name for name, kind in kinds.items() if kind in INSERTING]
     # Natural text is the yardstick: of the fillers it is shown beside the first one.
     first = [*fillers[:1], *[name for name in fillers[1:] if kinds[name] == "text"], *fillers[1:]]
     fields = [*list(dict.fromkeys(first))[: FIELDS - len(controls)], *controls]

@@ -13,7 +13,7 @@ from mless import stats
 from mless.errors import BadFolder
 from mless.study.running import Bench
 from mless.study.spec import AffineTable
-from mless.values import Condition
+from mless.values import INSERTING, Condition
 
 if TYPE_CHECKING:
     from mless.capture import Displacement
@@ -439,7 +439,7 @@ def write_tables(bench: Bench, table: AffineTable) -> None:
     rows: list[dict[str, Any]] = []
     fitted = stats.halves([item.id for item in bench.items], bench.spec.seed)
     planes: _Planes | None = None
-    reference = [c for c in bench.conditions if c.kind in ("repeat", "text")] or bench.conditions[1:]
+    reference = [c for c in bench.conditions if c.kind in INSERTING] or bench.conditions[1:]
     for condition in [*reference, *(c for c in bench.conditions if c not in reference and c.name != "none")]:
         pooled = _Pooled.read(bench, condition, fitted)
         rows += pooled.rows(bench, table)

@@ -16,8 +16,8 @@ import pyarrow as pa
 from mless import __version__, stats, tasks
 from mless.engines.base import OutOfMemory, Reply, Request
 from mless.errors import BadData, BadFolder, BadStudy
-from mless.prompting import build_messages, build_prompts, resolve_kind, shared_beginning
-from mless.store import ResultFolder
+from mless.prompting import build_messages, build_prompts, resolve_kind, shared_beginning, with_filler_ids
+from mless.store import FORMAT, ResultFolder
 from mless.study import tables
 from mless.study.accuracy import FIRST_PRIMARY
 from mless.study.identity import (
@@ -84,7 +84,9 @@ def run_accuracy(spec: StudySpec, out: Path | None, told: Progress, *, trust_rem
     if stored is not None:
         check_same(folder, stored, identity)
         _check_slots(folder, stored, settings)
-        if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in TABLES):
+        # An older folder's prompts may be written otherwise; they are compared below, once a tokenizer is loaded.
+        current = stored["format"] == FORMAT
+        if stored.get("complete") and current and all((folder.path / f"{table}.parquet").exists() for table in TABLES):
             same = stored.get("analysis") == analysis
             if not same:
                 about = stored | {"study": spec.model_dump(), "analysis": analysis}
@@ -226,7 +228,7 @@ def _ask(
                     )
                 )
         requests[condition.name] = rows
-    return _Asked(task, items, conditions, prompts, requests, kind)
+    return _Asked(task, items, with_filler_ids(opened.tokenizer, conditions), prompts, requests, kind)
 
 
 def _samples(settings: AccuracyTable, condition: Condition) -> int:

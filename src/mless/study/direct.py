@@ -38,8 +38,8 @@ def prompts(
 ) -> list[Prompt]:
     """Token ids with spans for each question under one condition.
 
-    `condition` is ``none``, ``mless``, ``mful``, ``random`` or a `Condition` of one's own; `changes` are study fields such as ``filler``,
-    ``length``, ``placement``, ``seed``.
+    `condition` is ``none``, ``mless``, ``mful``, ``random``, ``random-tokens``, ``position-only`` or a `Condition` of one's own; `changes`
+    are study fields such as ``filler``, ``length``, ``placement``, ``seed``.
     """
     name = condition if isinstance(condition, str) else "none"
     spec = validated({"name": "direct", "conditions": [name], **changes}, "direct")

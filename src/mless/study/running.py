@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mless import __version__, tasks
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, TokenizerFault
-from mless.prompting import align, build_prompts, resolve_kind
-from mless.store import ResultFolder
+from mless.prompting import align, build_prompts, resolve_kind, with_filler_ids
+from mless.store import FORMAT, ResultFolder
 from mless.study import tables
 from mless.study.identity import check_same, default_folder, digest, identity_of, rerun_command, slug, versions
 from mless.study.spec import StudySpec
@@ -183,7 +183,10 @@ def run_study(
     stored = folder.manifest()
     if stored is not None:
         check_same(folder, stored, identity)
-        if stored.get("complete") and all((folder.path / f"{table}.parquet").exists() for table in measurement.tables):
+        # An older folder's prompts may be written otherwise; they are compared below, once a tokenizer is loaded.
+        current = stored["format"] == FORMAT
+        there = all((folder.path / f"{table}.parquet").exists() for table in measurement.tables)
+        if stored.get("complete") and current and there:
             return Outcome(folder.path, 0, stored["units"], fresh=False)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
@@ -236,9 +239,7 @@ def _compute(
     check_prompts(model, prompts)
     # What the names above stand for once a model is loaded: a template may write today's date, and auto is another dtype elsewhere.
     identity = identity | {
-        "prompts as rendered": digest(
-            [[p.token_ids, [asdict(span) for span in p.spans]] for p in itertools.chain(*prompts.values())]
-        ),
+        "prompts as rendered": digest([_rendered(prompt) for prompt in itertools.chain(*prompts.values())]),
         "dtype in use": model.dtype,
         "kind of device": model.device.type,
         "unit format": str(measurement.unit_format),
@@ -269,7 +270,7 @@ def _compute(
         "prompt": kind,
         "omit_first": model.omit_first,
         "command": rerun_command(spec, folder.path, trust_remote_code),
-        "conditions": {c.name: asdict(c) for c in conditions},
+        "conditions": {c.name: asdict(c) for c in with_filler_ids(model.tokenizer, conditions)},
         "items": [item.id for item in items],
         "layers": layers,
         "heads": heads,
@@ -318,6 +319,12 @@ def _compute(
         # Last, because it says that everything else is there.
         folder.write_manifest(about | {"complete": True, "timings": timings})
     return Outcome(folder.path, computed, len(keys))
+
+
+def _rendered(prompt: Prompt) -> list[Any]:
+    """What makes two prompts the same; positions only where they are not 0, 1, 2, …"""
+    drawn = [prompt.token_ids, [asdict(span) for span in prompt.spans]]
+    return drawn if prompt.position_ids is None else [*drawn, prompt.position_ids]
 
 
 def check_arm(conditions: Sequence[Condition], layers: int) -> None:
@@ -395,8 +402,9 @@ def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
             f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
             "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
         )
-    if len(prompt) > model.context:
+    if prompt.reach > model.context:
+        what = f"is {len(prompt)} tokens" if prompt.position_ids is None else f"reaches position {prompt.reach - 1}"
         raise BadPrompt(
-            f"item {prompt.item!r} is {len(prompt)} tokens under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
+            f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
             "leave it out of the data, or use a smaller --length"
         )

@@ -23,6 +23,7 @@ from mless.values import (
     ANSWER_KINDS,
     ArmSettings,
     Condition,
+    ConditionKind,
     FigureKind,
     FigureSpec,
     Item,
@@ -154,9 +155,7 @@ class ConditionTable(BaseModel):
     """A condition of one's own: ``[condition.NAME]``."""
 
     model_config = _FORBID
-    kind: Literal["none", "repeat", "text", "shift"] | None = (
-        None  # repeat; none where another system text or question is all there is
-    )
+    kind: ConditionKind | None = None  # repeat; none where another system text or question is all there is
     filler: str | None = None
     length: int | None = None
     placement: Placement | None = None
@@ -349,7 +348,7 @@ class StudySpec(BaseModel):
                     "without it; ARM acts behind layer 1's attention: use mless run activations for it, and leave it out of --conditions here"
                 )
         for condition in found if self.accuracy is None else ():
-            if condition.for_answers_only and not (self.affine is not None and condition.kind == "shift"):
+            if condition.for_answers_only:
                 raise BadStudy(
                     f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
                     "study that has [accuracy], such as mless run accuracy"
@@ -380,18 +379,17 @@ class StudySpec(BaseModel):
             "mless": ConditionTable(kind="repeat", filler=self.filler),
             "mful": ConditionTable(kind="repeat", filler=self.meaningful),
             "random": ConditionTable(kind="text"),
+            "random-tokens": ConditionTable(kind="tokens"),
+            "position-only": ConditionTable(kind="shift"),
             "arm": ConditionTable(kind="none", arm=self.arm),
             "mless-arm": ConditionTable(kind="repeat", filler=self.filler, arm=self.arm),
         }
-        if self.affine is not None:
-            built_in |= {"position-only": ConditionTable(kind="shift")}
         if self.accuracy is not None:
             built_in |= {
                 "none-again": ConditionTable(kind="none", again=True),
                 "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
                 "rephrased": ConditionTable(kind="none", system=REPHRASED),
                 "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
-                "position-only": ConditionTable(kind="shift"),
                 "masked-filler": ConditionTable(kind="repeat", filler=self.filler, hidden=True),
                 "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
             }

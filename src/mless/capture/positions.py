@@ -1,0 +1,44 @@
+"""Prompts whose tokens stand at positions of their own, as under the condition `position-only`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mless.errors import BadPrompt, UnsupportedArchitecture
+from mless.models import LoadedModel
+from mless.values import Prompt
+
+
+def check_reach(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
+    """Every prompt's last position is one that the model has."""
+    for prompt in prompts:
+        if prompt.reach > model.context:
+            what = f"is {len(prompt)} tokens" if prompt.position_ids is None else f"reaches position {prompt.reach - 1}"
+            raise BadPrompt(
+                f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; leave it out (--limit), "
+                "shorten it, or use a smaller --length"
+            )
+
+
+def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -> Int[Tensor, "rows tokens"] | None:
+    """Position ids for rows padded on the right to `longest`; None where every prompt counts 0, 1, 2, …
+
+    A forward that is given them must be given a mask too: without one, transformers takes a jump in the positions for the seam between two
+    packed texts.
+    """
+    if all(prompt.position_ids is None for prompt in prompts):
+        return None
+    if "position_ids" not in inspect.signature(model.model.forward).parameters:
+        raise UnsupportedArchitecture(
+            f"{model.family!r} takes no position ids, so what positions do cannot be told from what filler does; see docs/adding-a-model.md"
+        )
+    positions = torch.arange(longest).repeat(len(prompts), 1)
+    for row, prompt in enumerate(prompts):
+        if prompt.position_ids is not None:
+            positions[row, : len(prompt)] = torch.tensor(prompt.position_ids)
+    return positions
