@@ -29,7 +29,7 @@ from engines.tiny_answerers import answering, ids_of
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.models.activations import activation_points
 from mless.redistribution import arm, attach_arm, attached, redistribute, uniform
-from mless.values import arm_settings
+from mless.values import arm_settings, arm_words
 
 # ---- the definition, written down once more --------------------------------------------------------------------------
 
@@ -314,6 +314,18 @@ def test_the_pure_function_refuses_what_it_cannot_read():
         redistribute(a, c=0.1, real=torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(BadStudy, match="settings or their fields, got both: c"):
         redistribute(a, arm_settings(), c=0.1)
+
+
+def test_variants_say_whose_scope_and_rule():
+    released = arm_settings(preset="qwen2.5-math-7b", variant="released")
+    assert released == arm_settings(c=0.1, p1=95.0, scope="tensor", rule="replace")
+    assert arm_settings(variant="paper") == arm_settings(scope="tensor", rule="add")
+    assert arm_settings(variant="row-stable") == arm_settings()
+    assert arm_settings(variant="paper", scope="token") == arm_settings(rule="add")
+    assert arm_words(released) == "ARM with c 0.1, p1 95, layer 1, scope tensor, the released variant"
+    assert arm_words(arm_settings()) == "ARM with c 0.13, p1 99.5, layer 1"
+    with pytest.raises(BadStudy, match="no variant 'release' of ARM; there are: row-stable, released, paper"):
+        arm_settings(variant="release")
 
 
 def test_presets_are_table_9_and_may_be_changed():

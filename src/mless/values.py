@@ -112,11 +112,32 @@ ARM_PRESETS: dict[str, ArmSettings] = {
 }
 
 
-def arm_settings(preset: str | None = None, **given: Any) -> ArmSettings:
-    """A preset's parameters with what is `given` in their place; the published c = 0.13 where nothing says how much to change."""
+#: ARM's two choices that paper, released code and mless make differently, by name. `row-stable` is what mless uses unless told otherwise.
+ARM_VARIANTS: dict[str, dict[str, Any]] = {
+    "row-stable": {"scope": "token", "rule": "replace"},
+    "released": {"scope": "tensor", "rule": "replace"},
+    "paper": {"scope": "tensor", "rule": "add"},
+}
+
+
+def arm_variant(one: ArmSettings) -> str | None:
+    """The name of the variant that these settings are; None where they are none of them."""
+    chosen = {"scope": one.scope, "rule": one.rule}
+    return next((name for name, variant in ARM_VARIANTS.items() if variant == chosen), None)
+
+
+def arm_settings(preset: str | None = None, variant: str | None = None, **given: Any) -> ArmSettings:
+    """A preset's parameters with what is `given` in their place; the published c = 0.13 where nothing says how much to change.
+
+    `preset` is a model of table 9, `variant` says as whom: row-stable (mless), released (the published code) or paper (its text).
+    """
+    if variant is not None:
+        if variant not in ARM_VARIANTS:
+            raise BadStudy(f"no variant {variant!r} of ARM; there are: {', '.join(ARM_VARIANTS)}")
+        given = ARM_VARIANTS[variant] | {key: value for key, value in given.items() if value is not None}
     known = [field.name for field in fields(ArmSettings)]
     if unknown := sorted(given.keys() - set(known)):
-        raise BadStudy(f"ARM takes no {', '.join(map(repr, unknown))}; it takes preset, {', '.join(known)}")
+        raise BadStudy(f"ARM takes no {', '.join(map(repr, unknown))}; it takes preset, variant, {', '.join(known)}")
     layers: Any = given.get("layers")
     if isinstance(layers, str):
         given["layers"] = tuple(parse_numbers(layers.replace("+", ","), 10_000, "layer"))
@@ -155,6 +176,8 @@ def arm_words(one: ArmSettings) -> str:
     parts.append(f"layer{'s' if len(one.layers) > 1 else ''} {format_numbers(one.layers)}")
     parts += [f"scope {one.scope}"] if one.scope != usual.scope else []
     parts += [f"rule {one.rule}"] if one.rule != usual.rule else []
+    if (variant := arm_variant(one)) not in (None, "row-stable"):
+        parts.append(f"the {variant} variant")
     return f"ARM with {', '.join(parts)}"
 
 

@@ -54,7 +54,8 @@ def plan(
     by_itself: float = again if again is not None else (found["again"] or 0.0) if found else 0.0
     if by_itself > share:
         raise BadStudy(
-            f"the same prompts asked again change {_percent(by_itself)} of items (A/A), so a condition changes no less; give a larger share: --changed {by_itself:g}"
+            f"the same prompts asked again change {_percent(by_itself)} of items (A/A), so a condition changes no less; give a larger "
+            f"share: --changed {by_itself:g}"
         )
     each = alpha if primary else alpha / conditions
     both = stats.Again.planned(share, by_itself)
@@ -161,7 +162,8 @@ def _verdict_chances(found: Mapping[str, Any]) -> list[str]:
     changes = chances["rises"] + chances["drops"]
     return [
         f"If there is no effect, {found['items']:,} item{'s' if found['items'] != 1 else ''} say equivalent ({within}) in "
-        f"{100 * chances['equivalent']:.1f} % of runs, undecided in {100 * chances['undecided']:.1f} %, rises or drops in {100 * changes:.1f} %; to say equivalent takes {takes}."
+        f"{100 * chances['equivalent']:.1f} % of runs, undecided in {100 * chances['undecided']:.1f} %, "
+        f"rises or drops in {100 * changes:.1f} %; to say equivalent takes {takes}."
     ]
 
 

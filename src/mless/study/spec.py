@@ -6,13 +6,22 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from mless import tasks
 from mless.engines import Decoding
@@ -87,6 +96,7 @@ class ArmTable(BaseModel):
 
     model_config = _FORBID
     preset: str | None = None  # a model of table 9; what is given beside it wins
+    variant: Literal["row-stable", "released", "paper"] | None = None  # whose scope and rule; row-stable unless given
     c: float | None = None  # 0.13 where neither a preset nor a fraction is given
     fraction: float | None = None
     p_min: float | None = None
@@ -96,6 +106,12 @@ class ArmTable(BaseModel):
     scope: Literal["token", "sequence", "tensor"] | None = None
     rule: Literal["replace", "add"] | None = None
     seed: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_an_unset_variant(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """As before there were variants, so that folders of then are still known as the same study."""
+        found: dict[str, Any] = inner(self)
+        return found if self.variant is not None else {key: value for key, value in found.items() if key != "variant"}
 
     def settings(self, fallback: ArmTable | None = None) -> ArmSettings:
         """Resolved, with what `fallback` says where this table says nothing; bad values are refused by name."""
@@ -110,6 +126,8 @@ class ArmTable(BaseModel):
             )
             if {"preset", "c", "fraction"} & given.keys():
                 base = {key: value for key, value in base.items() if key not in own}
+            if "variant" in given:
+                base = {key: value for key, value in base.items() if key not in ("variant", "scope", "rule")}
             given = base | given
         return arm_settings(**given)
 
