@@ -28,7 +28,7 @@ from mless.engines.base import Decoding, OutOfMemory, Reply, Request
 from mless.engines.hf import HfEngine
 from mless.engines.scripted import ScriptedEngine
 from mless.errors import BadData, BadFolder, BadPrompt, BadStudy, EngineFault
-from mless.store import ResultFolder
+from mless.store import FORMAT, ResultFolder
 from mless.study import Outcome, answering, judging, load_study, run_study
 from mless.study.accuracy import ACCURACY, ANSWERS
 from mless.study.identity import default_folder
@@ -256,6 +256,26 @@ def test_a_second_run_computes_nothing(tiny: Path, whole: Path, monkeypatch: pyt
     monkeypatch.setattr("mless.models.load", unwanted)
     assert run_tiny(tiny, whole) == Outcome(whole, 0, 18, fresh=False)
     assert everything(whole) == before
+
+
+def test_an_older_folder_with_the_same_prompts_is_taken_over(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "older"
+    shutil.copytree(whole, out)
+    about = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps(about | {"format": 1}))
+    assert run_tiny(tiny, out) == Outcome(out, 0, 18)
+    assert tables_of(out) == tables_of(whole)
+    assert json.loads((out / "study.json").read_text())["format"] == FORMAT
+
+
+def test_an_older_folder_with_other_prompts_is_refused(tiny: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "older"
+    shutil.copytree(whole, out)
+    about = json.loads((out / "study.json").read_text())
+    about["identity"]["prompts as rendered"] = "as they were written then"
+    (out / "study.json").write_text(json.dumps(about | {"format": 1}))
+    with pytest.raises(BadFolder, match="it differs in prompts as rendered; choose another --out"):
+        run_tiny(tiny, out)
 
 
 def unwanted(*args: Any, **kwargs: Any) -> Any:
@@ -1055,14 +1075,13 @@ def test_an_attention_study_draws_no_answers() -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        {"kind": "shift", "length": 5},
         {"filler": " /", "hidden": True},
         {"kind": "none", "system": "Be brief."},
         {"kind": "none", "question": "{question}?"},
         {"kind": "none", "samples": 4},
         {"kind": "none", "again": True},
     ],
-    ids=lambda own: next(iter(own.keys() - {"kind", "length", "filler"}), "shift"),
+    ids=lambda own: next(iter(own.keys() - {"kind", "filler"})),
 )
 def test_conditions_for_answers_are_refused_in_an_attention_study(own: dict[str, Any], tmp_path: Path) -> None:
     spec = load_study("quick", {"conditions": "none,mine", "condition": {"mine": own}})
@@ -1211,7 +1230,7 @@ def test_a_sum_is_asked_for_its_result_and_all_else_as_published() -> None:
 
 def test_positions_after_the_end_cannot_be_shifted() -> None:
     with pytest.raises(BadStudy, match="shifts what comes after the prompt's end"):
-        load_study("accuracy", {"conditions": "position-only", "placement": "end"}).conditions_in_order()
+        load_study("accuracy", {"conditions": "position-only", "placement": "before-answer"}).conditions_in_order()
 
 
 # ---- ARM -------------------------------------------------------------------------------------------------------------------
