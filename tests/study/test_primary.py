@@ -13,7 +13,8 @@ from judged_answers import answers_of, pair, write_folder
 from mless.errors import BadStudy
 from mless.store import ResultFolder
 from mless.study import load_study, run_study
-from mless.study.accuracy import FIRST_PRIMARY, accuracy_lines
+from mless.study.accuracy import FIRST_PRIMARY
+from mless.study.accuracy_words import accuracy_lines
 from mless.study.running import Outcome
 
 ITEMS = 40

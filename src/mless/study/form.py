@@ -14,19 +14,20 @@ def form_words(row: Mapping[str, Any]) -> str:
         return ""
     several = row["samples"] > 1
     what = "pairs of answers" if several else "items"
-    text = ". Most of this Δ is form" if row["mostly_form"] else ". Of this Δ is form"
-    text += (
-        f": {points(row['delta_form'])} points{interval(row['delta_form_lo'], row['delta_form_hi'], signed=True)} come from {what} where a result "
-        f"is not stated under both (stated in {share(row['stated'])} of the answers, {points(row['stated_delta'])} points"
-        f"{interval(row['stated_delta_lo'], row['stated_delta_hi'], signed=True)}); "
+    form = f"{points(row['delta_form'])} points{interval(row['delta_form_lo'], row['delta_form_hi'], signed=True)}"
+    both = f"{points(row['delta_both'])}{interval(row['delta_both_lo'], row['delta_both_hi'], signed=True)}"
+    right = f"{row['both_before']:,} → {row['both_after']:,} right"
+    if not row["mostly_form"]:
+        rest = f", the {row['both_n']:,} {what} where both state a result {both} ({right})" if row["both_n"] else ""
+        return f". Form gives {form} of it{rest}"
+    text = (
+        f". Most of this Δ is form: {form} come from {what} where a result is not stated under both (stated in {share(row['stated'])} of the "
+        f"answers, {points(row['stated_delta'])} points{interval(row['stated_delta_lo'], row['stated_delta_hi'], signed=True)}); "
     )
     if not row["both_n"]:
         return text + f"there are no {what} where both state one"
-    return text + (
-        f"{points(row['delta_both'])}{interval(row['delta_both_lo'], row['delta_both_hi'], signed=True)} from the {row['both_n']:,} {what} where both "
-        f"state one: {row['both_before']:,} → {row['both_after']:,} right, {points(row['both_delta'])} points"
-        f"{interval(row['both_delta_lo'], row['both_delta_hi'], signed=True)} among these"
-    )
+    among = f"{points(row['both_delta'])} points{interval(row['both_delta_lo'], row['both_delta_hi'], signed=True)}"
+    return text + f"{both} from the {row['both_n']:,} {what} where both state one: {right}, {among} among these"
 
 
 def guessed_lines(heads: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -19,7 +19,8 @@ import pyarrow as pa
 from mless import __version__, stats
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.store import ResultFolder
-from mless.study.accuracy import ACCURACY, accuracy_lines, change_words, points_words
+from mless.study.accuracy import ACCURACY
+from mless.study.accuracy_words import accuracy_lines, change_words, points_words
 from mless.study.choosing import (
     Choice,
     Noise,

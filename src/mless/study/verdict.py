@@ -34,7 +34,7 @@ def verdict_lines(path: Path) -> list[str]:
 
         return tuning_lines(path)
     if ((folder.manifest() or {}).get("study") or {}).get("accuracy"):
-        from mless.study.accuracy import accuracy_lines
+        from mless.study.accuracy_words import accuracy_lines
 
         return accuracy_lines(path)
     rows: list[dict[str, Any]] = folder.read_table("retained", filters=[("queries", "==", "original")]).to_pylist()
