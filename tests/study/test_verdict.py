@@ -83,6 +83,20 @@ def test_the_whole_verdict(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("by_exponent", "how"), [(True, "more"), (False, "as much")])
+def test_natural_text_takes_more_only_by_both_measures(tmp_path: Path, by_exponent: bool, how: str) -> None:
+    text = (0.6, 0.58, 0.62)
+    VERDICT[text] = "drops"
+    folder = ResultFolder(write(tmp_path, {"mless": {1: DROPS, 2: SAME}, "random": {1: text, 2: SAME}}))
+    if not by_exponent:
+        rows = [
+            row | ({"epsilon_lo": 0.5} if row["condition"] == "random" else {})
+            for row in folder.read_table("retained").to_pylist()
+        ]
+        folder.write_table("retained", pa.Table.from_pylist(rows))
+    assert f"natural text of the same length takes {how} (λ 0.60, ε " in verdict_lines(tmp_path)[-1]
+
+
 def test_a_folder_from_before_the_exponent_has_its_verdict(tmp_path: Path) -> None:
     lines = verdict_lines(write(tmp_path, {"mless": {1: DROPS, 2: SAME}, "random": {1: DROPS, 2: SAME}}, epsilon=False))
     assert lines[0].endswith("with filler over without")

@@ -208,7 +208,11 @@ def _text_takes(mine: Mapping[str, Any], text: list[dict[str, Any]]) -> str:
             and mine["verdict"] == row["verdict"] == "drops"
             and row["lo"] <= mine["hi"]
         ):
-            how = "more" if row["hi"] < mine["lo"] else "as much"
+            # Two measures, and neither is to say more than the other: λ averages shares over heads, ε their logarithms.
+            by_share = row["hi"] < mine["lo"]
+            ends = (row.get("epsilon_lo"), mine.get("epsilon_hi"))
+            by_exponent = ends[0] is None or ends[1] is None or ends[0] > ends[1]
+            how = "more" if by_share and by_exponent else "as much"
             exponent = f", ε {_short(row['epsilon'])}" if row.get("epsilon") is not None else ""
             return f"; natural text of the same length takes {how} (λ {row['retained']:.2f}{exponent})"
     return ""
