@@ -27,6 +27,7 @@ from mless.study.accuracy import (
     best_on_dev,
 )
 from mless.study.accuracy_words import accuracy_lines
+from mless.study.form import form_words
 from mless.study.population import population_lines
 from mless.study.spec import AccuracyTable
 
@@ -661,6 +662,23 @@ def test_a_change_is_taken_apart_by_form(tmp_path: Path):
     assert "accuracy rises. Most of this Δ is form: +50.0 points [" in text
     assert "(stated in 100.0 % of the answers, +50.0 points [" in text
     assert "from the 20 items where both state one: 10 → 20 right, +50.0 points [" in text
+
+
+def test_form_is_called_most_of_a_change_only_where_there_is_one():
+    row: dict[str, Any] = {
+        "samples": 1, "delta": 0.05, "verdict": "undecided", "mostly_form": True, "delta_form": 0.04, "delta_form_lo": -0.01, "delta_form_hi": 0.09,
+        "delta_both": 0.01, "delta_both_lo": -0.04, "delta_both_hi": 0.06, "both_n": 30, "both_before": 10, "both_after": 11, "both_delta": 1 / 30,
+        "both_delta_lo": -0.1, "both_delta_hi": 0.2, "stated": 0.9, "stated_delta": 0.1, "stated_delta_lo": 0.0, "stated_delta_hi": 0.2,
+    }  # fmt: skip
+    assert form_words(row) == (
+        ". Form gives +4.0 points [−1.0, +9.0]; where both state a result (30 items) it is +1.0 [−4.0, +6.0]: 10 → 11 right"
+    )
+    for clear in ({"delta_form_lo": 0.001}, {"verdict": "rises"}, {"verdict": "drops"}):
+        assert form_words(row | clear).startswith(". Most of this Δ is form: +4.0 points")
+    # nothing changed in all, and the two parts cancel
+    even = row | {"delta": 0.0, "delta_both": -0.04, "mostly_form": False, "verdict": "equivalent"}
+    assert "of it" not in form_words(even)
+    assert form_words(even | {"both_n": 0}) == ". Form gives +4.0 points [−1.0, +9.0]"
 
 
 def test_no_answer_is_not_stated_and_samples_pair_with_samples():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from mless import tasks
 from mless.errors import BadStudy
 from mless.tasks.extracting import (
+    _NUMBER,
     DEFAULT_RULES,
     NO_ANSWER,
     RULES,
@@ -330,12 +333,30 @@ def test_few_of_the_cases_differ_from_a_reader() -> None:
         ("Le résultat est 1\u202f234.", "1234"),
         ("The answer is 6 × 10^3.", "6000"),
         ("The total is $1{,}234$.", "1234"),
+        ("Das Ergebnis ist 1.234.567.", "1234567"),
+        ("The total is ₹12,34,567.", "₹1234567"),
     ],
 )
 def test_what_is_found_has_the_value_a_reader_gives_it(text: str, value: str) -> None:
     found = extract(text)
     assert found.text is not None
     assert tasks.vote_of(found.text) == tasks.vote_of(value)
+
+
+def test_gsm8ks_own_solutions() -> None:
+    file = Path(os.environ.get("MLESS_DATA") or Path(__file__).parents[3] / "shared" / "data") / "gsm8k_test.jsonl"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    rule = last = 0
+    with tasks.Grader(limit=20) as grader:
+        for line in file.read_text("utf-8").splitlines():
+            solution, _, answer = json.loads(line)["answer"].rpartition("####")
+            text = re.sub(r"<<.*?>>", "", solution).strip()
+            numbers = [match[0] for match in _NUMBER.finditer(text)]
+            rule += grader.grade(number(text), answer.strip()).correct
+            last += bool(numbers) and grader.grade(numbers[-1], answer.strip()).correct
+    # docs/extraction.md has these figures
+    assert (rule, last) == (1_296, 1_282)
 
 
 def test_a_result_far_from_the_end_is_still_found() -> None:

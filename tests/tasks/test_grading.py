@@ -77,6 +77,18 @@ def test_every_pair_is_graded_as_labelled(grader: Grader) -> None:
     assert sum(grade.disagree for grade in grades) >= 60
 
 
+@pytest.mark.parametrize("answer", ["1.234.567", "12,34,567", "+1.234.567", "12,34,567 apples"])
+def test_groups_as_written_elsewhere(grader: Grader, answer: str) -> None:
+    assert grader.grade(answer, "1234567").correct
+    assert not grader.grade(answer, "1234568").correct
+
+
+def test_a_list_stays_one_beside_a_list(grader: Grader) -> None:
+    assert grader.grade("100, 10, 5", "5,10,100").correct
+    assert not grader.grade("1.234", "1234").correct
+    assert not grader.grade("1,23,45", "12345").correct
+
+
 def test_known_limits_are_as_stated(grader: Grader) -> None:
     assert [pair for pair in KNOWN_LIMITS if grader.grade(*pair).correct] == []
 

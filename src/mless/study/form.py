@@ -17,9 +17,9 @@ def form_words(row: Mapping[str, Any]) -> str:
     form = f"{points(row['delta_form'])} points{interval(row['delta_form_lo'], row['delta_form_hi'], signed=True)}"
     both = f"{points(row['delta_both'])}{interval(row['delta_both_lo'], row['delta_both_hi'], signed=True)}"
     right = f"{row['both_before']:,} → {row['both_after']:,} right"
-    if not row["mostly_form"]:
-        rest = f", the {row['both_n']:,} {what} where both state a result {both} ({right})" if row["both_n"] else ""
-        return f". Form gives {form} of it{rest}"
+    if not (row["mostly_form"] and _is_clear(row)):
+        rest = f"; where both state a result ({row['both_n']:,} {what}) it is {both}: {right}" if row["both_n"] else ""
+        return f". Form gives {form}{rest}"
     text = (
         f". Most of this Δ is form: {form} come from {what} where a result is not stated under both (stated in {share(row['stated'])} of the "
         f"answers, {points(row['stated_delta'])} points{interval(row['stated_delta_lo'], row['stated_delta_hi'], signed=True)}); "
@@ -30,13 +30,19 @@ def form_words(row: Mapping[str, Any]) -> str:
     return text + f"{both} from the {row['both_n']:,} {what} where both state one: {right}, {among} among these"
 
 
+def _is_clear(row: Mapping[str, Any]) -> bool:
+    """Whether there is a change, or a change of form, that can be called one."""
+    lo, hi = row["delta_form_lo"], row["delta_form_hi"]
+    return row["verdict"] in ("rises", "drops") or (lo is not None and hi is not None and (lo > 0 or hi < 0))
+
+
 def guessed_lines(heads: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How many answers state no result, said as soon as one condition has more than 5 % of them."""
     shares = {name: row.get("guessed") for name, row in heads.items()}
     if not any(one is not None and one > 0.05 for one in shares.values()):
         return []
     shown = ", ".join(f"{name} {share(one)}" for name, one in shares.items())
-    return [f"Answers that state no result, where the last number was taken as a guess: {shown}"]
+    return [f"Answers that state no result, where the last number, letter or formula was taken as a guess: {shown}"]
 
 
 def points(part: float) -> str:

@@ -14,7 +14,7 @@ from mless.study.spec import AccuracyTable
 from mless.values import Condition, Item
 
 #: Raised when extraction or grading change, so that a stored folder is judged anew when its command is run again.
-JUDGING = 2
+JUDGING = 3
 
 #: What is drawn is stored; how it is judged and compared can be computed anew at any time, so units do not hold it.
 REPLIES = pa.schema(

@@ -68,7 +68,7 @@ _RESULT_BEFORE = re.compile(
     rf"{_ADVERBS}{_LEAD}"
     rf"|\b(?:giving|leaving|yields?|yielding|making|results?\s+in|adds?\s+up\s+to|amounts?\s+to|to\s+get|to\s+give|to\s+obtain)"
     rf"(?:\s+(?:us|you|her|him|them))?{_ADVERBS}{_LEAD}"
-    rf"|\b(?:plus|minus|times|and|by|to|from|than|mal|und|más|et|y|[-+*×·÷/])\s*{_NUMBER_WORD}\s+(?:is|are|makes?|gives|ist|sind|es|son|est|é|è){_ADVERBS}{_LEAD}"
+    rf"|(?:\b(?:plus|minus|times|and|by|to|from|than|mal|und|más|et|y)|[-−+*×·÷/])\s*{_NUMBER_WORD}\s+(?:is|are|makes?|gives|ist|sind|es|son|est|é|è){_ADVERBS}{_LEAD}"
     rf"|\bnot\s+\S{{1,20}}\s+but\s+(?:rather\s+)?{_LEAD}"
     rf"|\b(?:no,?\s+wait|wait|actually|correction|sorry|scratch\s+that|oops|i\s+mean|make\s+that|or\s+rather)[\s,:.!…—-]*"
     rf"(?:(?:it|that)(?:'s|\s+is|\s+should\s+be))?{_LEAD}"
@@ -95,8 +95,11 @@ _CALLED_AFTER = re.compile(
 )
 # "8 = 5 + 3": the sum is on the right, and nothing comes after it.
 _SUM_AFTER = re.compile(r"[\s$*]*=\s*\d[\d.]*+(?:\s?(?:[-−+*×·÷/]|\\times|\\cdot)\s?\d[\d.]*+)+[\s$*)]*(?:[.,;!\n]|\Z)")
+# "24 times." and "70/quiz" are units; "90 minutes / 450" is a quotient.
 _OPERATOR_AFTER = re.compile(
-    r"[\s$)\]]*(?:[+×·÷^=>≤≥≈]|<(?!/)|\*\s?[\d(]|[-−–]\s?[\d(]|/|\\(?:times|cdot|div|pm)\b|x\s\d|(?:plus|minus|times|divided\s+by|multiplied\s+by)\b)"
+    r"[\s$)\]]*(?:[+×·÷^=>≤≥≈]|<(?!/)|\*\s?[\d(]|[-−–]\s?[\d(]|/\s?[$\d(]|\\(?:times|cdot|div|pm)\b|x\s\d|times(?=\s+[$\d(])|"
+    r"(?:plus|minus|divided\s+by|multiplied\s+by)\b)"
+    r"|(?:\s[A-Za-z]{1,15}){1,2}\s?[-+*/×÷]\s?[$\d(]"
 )
 _OPERATOR_BEFORE = re.compile(r"(?:[+×·÷^<>/-]|[\d)\s]\*|\\(?:times|cdot|div))\s*\Z")
 _QUESTION_AFTER = re.compile(r"[\s*_$)\]}]*\?")
@@ -113,6 +116,7 @@ _BOLD_BEFORE = re.compile(r"\*\*\s?\$?\Z")
 _BOLD_AFTER = re.compile(rf"\$?{_UNITS}\.?\s?\*\*")
 _REST_OF_LINE = re.compile(rf"{_UNITS}[\s.!*_$`\"')\]}}。]*")
 _LINE_LEAD = re.compile(rf"(?:[-•]\s|\\\()?{_LEAD}")
+_INDENT = 9
 _LIST_MARK = re.compile(r"^\s{0,8}\d{1,2}[.)](?=\s|\Z)", re.MULTILINE)
 
 _CORRECTION = re.compile(
@@ -128,6 +132,9 @@ _CHECK = re.compile(
 _REASON = re.compile(
     rf"\b(?:because|since|denn|weil|car|porque|puisque)\b{_IN_SENTENCE}*+|(?:因为|から){_IN_SENTENCE}*+", re.I
 )
+# What stands between a reason's first word and the beginning of its sentence, where it opens the sentence.
+_OPENS = re.compile(r"(?:\A|[.!?。！？\n])[\s*_#>-]*\Z")
+_CLAUSE_END = re.compile(r",\s")
 _REFUSAL = re.compile(
     r".{0,60}?\b(?:(?:I|we)(?:'m|\s+am|\s+are)?\s+(?:sorry,?\s+(?:but\s+)?I\s+)?(?:can(?:no|'|’)?t|cannot|(?:not\s+able|unable)\s+to|"
     r"(?:do\s+not|don(?:'|’)t)\s+know|have\s+no\s+idea))",
@@ -184,7 +191,7 @@ def _after_correction(text: str, spans: Sequence[tuple[int, int]]) -> int:
 def _levels(text: str, spans: Sequence[tuple[int, int]], since: int) -> list[int]:
     checked = _CHECK.search(text, spans[since][0])
     check = checked.start() if checked else len(text)
-    reasons = [match.span() for match in _REASON.finditer(text)]
+    reasons = _reasons(text)
     reason_starts = [start for start, _ in reasons]
     listed = len(_LIST_MARK.findall(text)) > 1
     levels: list[int] = [0] * max(0, len(spans) - _LOOKED_AT - since)
@@ -193,14 +200,47 @@ def _levels(text: str, spans: Sequence[tuple[int, int]], since: int) -> list[int
         level = _level(text, spans, at, listed=listed)
         if level == 2:
             inside = bisect.bisect_right(reason_starts, start) - 1
-            if start >= check or (inside >= 0 and start < reasons[inside][1]):
+            if start >= check or (
+                inside >= 0
+                and start < reasons[inside][1]
+                and not _main_clause(text, spans, at, reasons[inside][0], levels, since)
+            ):
                 level = 1
         levels.append(level)
     return levels
 
 
+def _reasons(text: str) -> list[tuple[int, int]]:
+    """Where each reason begins and ends; one that opens its sentence ends with its clause: "Since 3 are left, 3 + 4 = 7"."""
+    found: list[tuple[int, int]] = []
+    for match in _REASON.finditer(text):
+        start, stop = match.span()
+        opens = _OPENS.search(text[max(0, start - 20) : start])
+        comma = _CLAUSE_END.search(text, start, stop) if opens else None
+        found.append((start, comma.start() if comma else stop))
+    return found
+
+
+def _main_clause(
+    text: str, spans: Sequence[tuple[int, int]], at: int, reason: int, levels: Sequence[int], since: int
+) -> bool:
+    """Whether a result in the reason that begins at `reason` is the sentence's own, and not only what it rests on."""
+    head = _SENTENCE_END.split(text[max(0, reason - _REACH) : reason])[-1]
+    # "8 - 3 = 5, because 5 + 3 = 8": the sentence has its result already.
+    first = max(since, bisect.bisect_left(spans, (reason - len(head), 0)))
+    if any(levels[n - since] >= 2 for n in range(first, bisect.bisect_left(spans, (reason, 0)))):
+        return False
+    # "$15, because 5 x 3 = 15": the reason ends in what was said before it.
+    said = text[slice(*spans[at])].lstrip("$€£+ ")
+    return re.search(rf"(?<![\d.]){re.escape(said)}(?!\d)", head) is not None
+
+
 def _level(text: str, spans: Sequence[tuple[int, int]], at: int, *, listed: bool) -> int:
     start, stop = spans[at]
+    # "1. 7 - 4 = 11": the number of a list's line, with something behind it.
+    mark = _LIST_MARK.match(text, text.rfind("\n", max(0, start - _INDENT), start) + 1)
+    if mark and start < mark.end() and text[mark.end() : mark.end() + _REACH].partition("\n")[0].strip():
+        return 0
     after = text[stop : stop + _REACH]
     if _QUESTION_AFTER.match(after):
         return 0
@@ -310,6 +350,8 @@ _LETTER_DENIED_AFTER = re.compile(
     r"|isn(?:'|’)t|does\s+not|doesn(?:'|’)t|can(?:not|(?:'|’)t)|fails)\b|不正确|不对|是?错)",
     re.IGNORECASE,
 )
+_OPTION = re.compile(r"\(([A-Z])\)")
+_GIVES_REASON = re.compile(r"[)\]*\s]*(?:[,;—–]|\.\s|\s(?:because|since|as|for|due)\b)")
 _IS_SUBJECT = re.compile(r"\s+(?:is|are|was|and|or|has|can|does|seems|to|through)\b")
 _LINE = re.compile(r"^[ \t*]{0,10}\(?([A-Z])[.):](?![^\s*])", re.MULTILINE)
 _AROUND_ALONE = re.compile(
@@ -342,7 +384,8 @@ def stated_letter(text: str) -> Letter | None:
     # Several such lines are the options told again, not a choice among them.
     if len(lines) == 1 and not _denied(text, lines[0].start(1), lines[0].end(1)):
         line = lines[0]
-        if not text[: line.start()].strip() or "\n" not in text[line.end() :].strip():
+        at_an_end = not text[: line.start()].strip() or "\n" not in text[line.end() :].strip()
+        if at_an_end and not _first_of_several(text, line[1], line.end()):
             return Letter(*line.span(1), stated=True)
         if best is None:
             return Letter(*line.span(1), stated=False)
@@ -368,8 +411,16 @@ def _letter_level(text: str, match: re.Match[str]) -> int:
         if _LETTER_NAMED.search(before):
             return 1
         if bracketed and not before.strip(_LEAD_SIGNS) and not _IS_SUBJECT.match(after):
-            return 2  # the text begins with it
+            return 0 if _first_of_several(text, match[1] or match[2], stop) else 2  # the text begins with it
     return 0 if bracketed and match[match.lastindex or 1].isupper() else -1
+
+
+def _first_of_several(text: str, letter: str, stop: int) -> bool:
+    """Whether the options are told from this letter on, "(A) 3 (B) 4": the next letter in brackets is the next of the alphabet."""
+    if _GIVES_REASON.match(text, stop):
+        return False
+    other = _OPTION.search(text, stop)
+    return other is not None and ord(other[1]) == ord(letter.upper()) + 1 and not _denied(text, *other.span())
 
 
 def _denied(text: str, start: int, stop: int) -> bool:

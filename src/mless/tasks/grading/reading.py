@@ -68,6 +68,8 @@ _NO_SOLUTION = frozenset(
 )
 _SHORT_WORDS = frozenset("no on or if is it up am pm".split())
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# 1.234.567; a single group, 1.234, is a decimal.
+_POINTED = re.compile(r"(?<![\w.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}+(?![.,]?[0-9])")
 _DEGREE = re.compile(r"\^\s{0,3}(?:\{\s{0,3}\\circ\s{0,3}\}|\\circ(?![A-Za-z]))")
 _UNIT_NAMES = _table("""
     $ usd → dollar
@@ -179,6 +181,7 @@ def _tokens(raw: str) -> tuple[list[str], str]:
     """Tokens without layout, \\text{…} as one of them, and the currency in front."""
     text = bare(_relations(_unescaped(raw.translate(_SIGNS))))
     text = _DEGREE.sub("°", re.sub(r"\\!\s*", "", text).replace("{,}", ","))
+    text = _POINTED.sub(lambda match: match[0].replace(".", ""), text)
     pieces: list[str] = TOKEN.findall(text)
     out: list[str] = []
     currency = ""
@@ -288,7 +291,11 @@ def _commas(tokens: list[str], thousands: bool) -> tuple[list[str], bool]:
             while tokens[stop : stop + 1] == [","] and "".join(tokens[stop + 1 : stop + 2]).isdigit():
                 stop += 2
             groups = tokens[at:stop:2]
-            whole = len(groups) > 1 and all(len(group) == 3 for group in groups[1:])
+            lengths = [len(group) for group in groups]
+            # 1,234,567, and 12,34,567 as it is written in India
+            whole = len(groups) > 1 and (
+                set(lengths[1:]) == {3} or (lengths[0] < 3 == lengths[-1] and set(lengths[1:-1]) == {2})
+            )
             merged |= whole
             # 1,234,56 is no number but a list.
             if whole:
