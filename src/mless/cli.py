@@ -274,6 +274,7 @@ def _print_accuracy(folder: Path) -> None:
     from rich.table import Table
 
     from mless.study.accuracy import accuracy_rows
+    from mless.study.form import mostly_form
 
     def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
         if value is None:
@@ -307,7 +308,7 @@ def _print_accuracy(folder: Path) -> None:
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
             number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
             number(row["no_answer"]), number(row.get("guessed")),
-            number(row.get("delta_form"), "+.1f") + (", mostly" if row.get("mostly_form") else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
+            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
         )  # fmt: skip
     # A table broken in the middle of its cells cannot be read: where there is no terminal it gets the width it needs.
     console = Console(highlight=False)

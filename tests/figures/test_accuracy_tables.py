@@ -125,6 +125,13 @@ def test_the_part_of_form_has_a_column_and_older_folders_have_none(folder: Path,
     found = {row[0]: dict(zip(head, row, strict=True)) for row in body}
     assert found["mful"]["of Δ form"] == "−12.5 [−20.0, −5.0], mostly"
     assert (found["none"]["of Δ form"], found["none"]["guessed %"]) == ("–", "10.0")
+    # a part of form that may be nothing, of a Δ that is undecided, is not called the most of it
+    stored = [
+        row | ({"verdict": "undecided", "delta_form_hi": 0.01} if row.get("delta_form") else {}) for row in stored
+    ]
+    pq.write_table(pa.Table.from_pylist(stored, ACCURACY), newer / "accuracy.parquet")
+    [path] = write_tables("accuracy", [newer], tmp_path / "c", ["md"])
+    assert "−12.5 [−20.0, +1.0] |" in path.read_text(encoding="utf-8")
     [path] = write_tables("accuracy", [older], tmp_path / "b", ["md"])
     head, *body = cells(path.read_text(encoding="utf-8"))
     assert "of Δ form" not in head

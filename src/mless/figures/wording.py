@@ -12,6 +12,7 @@ from typing import Any
 from mless.figures.folder import Accuracy, StoredAnswers
 from mless.study.accuracy import BestOnDev
 from mless.study.comparing import p_of_row
+from mless.study.form import mostly_form
 from mless.values import arm_of, arm_words
 
 #: As the published tables number them.
@@ -82,11 +83,11 @@ def points_interval(row: Accuracy) -> str:
 
 
 def form_part(row: Accuracy) -> str:
-    """How much of Δ is form, with its interval; "mostly" where that is the larger part."""
+    """How much of Δ is form, with its interval; "mostly" where the verdict calls it so."""
     if row.delta_form is None:
         return "–"
     around = "" if row.delta_form_lo is None else f" [{points(row.delta_form_lo)}, {points(row.delta_form_hi)}]"
-    return f"{points(row.delta_form)}{around}{', mostly' if row.mostly_form else ''}"
+    return f"{points(row.delta_form)}{around}{', mostly' if mostly_form(asdict(row)) else ''}"
 
 
 def p_value(p: float | None) -> str:

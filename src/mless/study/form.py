@@ -17,7 +17,7 @@ def form_words(row: Mapping[str, Any]) -> str:
     form = f"{points(row['delta_form'])} points{interval(row['delta_form_lo'], row['delta_form_hi'], signed=True)}"
     both = f"{points(row['delta_both'])}{interval(row['delta_both_lo'], row['delta_both_hi'], signed=True)}"
     right = f"{row['both_before']:,} → {row['both_after']:,} right"
-    if not (row["mostly_form"] and _is_clear(row)):
+    if not mostly_form(row):
         rest = f"; where both state a result ({row['both_n']:,} {what}) it is {both}: {right}" if row["both_n"] else ""
         return f". Form gives {form}{rest}"
     text = (
@@ -30,10 +30,11 @@ def form_words(row: Mapping[str, Any]) -> str:
     return text + f"{both} from the {row['both_n']:,} {what} where both state one: {right}, {among} among these"
 
 
-def _is_clear(row: Mapping[str, Any]) -> bool:
-    """Whether there is a change, or a change of form, that can be called one."""
-    lo, hi = row["delta_form_lo"], row["delta_form_hi"]
-    return row["verdict"] in ("rises", "drops") or (lo is not None and hi is not None and (lo > 0 or hi < 0))
+def mostly_form(row: Mapping[str, Any]) -> bool:
+    """Whether a Δ is called mostly form: form is its larger part, and the Δ, or the part that is form, is more than chance."""
+    lo, hi = row.get("delta_form_lo"), row.get("delta_form_hi")
+    clear = row["verdict"] in ("rises", "drops") or (lo is not None and hi is not None and (lo > 0 or hi < 0))
+    return bool(row.get("mostly_form")) and clear
 
 
 def guessed_lines(heads: Mapping[str, Mapping[str, Any]]) -> list[str]:
