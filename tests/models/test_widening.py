@@ -202,6 +202,68 @@ def test_a_narrow_weight_is_float32_to_whoever_asks() -> None:
     assert widened(numbers) is numbers
 
 
+@pytest.mark.usefixtures("every_size")
+def test_a_write_that_would_be_lost_is_refused(tmp_path: Path) -> None:
+    plain, narrow = both(saved(tmp_path, "llama"))
+    weight = narrow.lm_head.weight
+    before = raw(weight).clone()
+    with pytest.raises(RuntimeError, match=r"copy_ would write to a float32 copy .*load with dtype float32"):
+        narrow.load_state_dict({name: value + 1 for name, value in plain.state_dict().items()})
+    with pytest.raises(RuntimeError, match="__setitem__ would write"):
+        weight[0] = 0
+    with pytest.raises(RuntimeError, match="mul_ would write"):
+        weight *= 2
+    with pytest.raises(RuntimeError, match="zero_ would write"):
+        weight.data.zero_()
+    with pytest.raises(RuntimeError, match="add with out= would write"):
+        torch.add(before.float(), 1, out=weight)
+    with pytest.raises(RuntimeError, match="setting data would write"):
+        weight.data = torch.zeros(weight.shape)
+    with pytest.raises(RuntimeError, match="setting data would write"):
+        narrow.double()
+    assert torch.equal(raw(weight), before)
+    narrow.to("cpu").float().requires_grad_(False)  # changes nothing
+    assert raw(narrow.lm_head.weight).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("every_size")
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])  # Gemma ties its embeddings
+def test_saved_weights_are_the_16_bit_ones(family: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "first", family)
+    plain, narrow = both(folder)
+    state = narrow.state_dict()
+    assert not any(isinstance(value, Narrow) for value in state.values())
+    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "state.safetensors")
+    expected = plain.state_dict()
+    stored = load_file(tmp_path / "state.safetensors")
+    assert stored.keys() == expected.keys()
+    for name, value in stored.items():
+        assert torch.equal(value.float(), expected[name]), name
+    part = narrow.model.layers[0].state_dict()
+    assert part["self_attn.q_proj.weight"].dtype == torch.bfloat16
+    for number, model in enumerate((narrow, copy.deepcopy(narrow))):
+        model.save_pretrained(tmp_path / str(number))
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / str(number), dtype=torch.float32)
+        for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("every_size")
+def test_a_copied_module_has_parameters_of_its_own(tmp_path: Path) -> None:
+    _, narrow = both(saved(tmp_path, "gemma3_text"))
+    copied = copy.deepcopy(narrow)
+    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in narrow.named_parameters()]
+    assert copied.get_input_embeddings().weight is copied.get_output_embeddings().weight
+    for one, other in zip(narrow.parameters(), copied.parameters(), strict=True):
+        assert isinstance(other, nn.Parameter)
+        assert isinstance(other, Narrow) == isinstance(one, Narrow)
+        assert not other.requires_grad
+        assert raw(one).data_ptr() != raw(other).data_ptr()
+    ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        assert torch.equal(narrow(input_ids=ids).logits, copied(input_ids=ids).logits)
+
+
 # ---- in the house: loading, proofs, capture, ARM, answers, study.json ------------------------------------------------
 
 
@@ -240,6 +302,22 @@ def test_loading_says_what_it_computes_in_and_why(pair: tuple[LoadedModel, Loade
     }
     held = sum(raw(weight).nbytes for weight in narrow.model.parameters())
     assert held < 0.55 * sum(weight.nbytes for weight in wide.model.parameters())
+
+
+def test_masks_among_the_weights_are_not_counted(
+    tmp_path: Path, every_size: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older GPT-NeoX checkpoints keep their causal masks, as BOOL or U8."""
+    folder = save_model(tmp_path / "tiny", "gpt_neox")
+    tensors = {key: value.bfloat16() for key, value in load_file(folder / "model.safetensors").items()}
+    parameters = sum(value.numel() for key, value in tensors.items() if "embed_out" not in key)
+    for n, kind in enumerate((torch.bool, torch.uint8, torch.int64)):
+        tensors[f"gpt_neox.layers.{n}.attention.bias"] = torch.ones(1, 1, 300, 300).to(kind)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = mless.load(str(folder), device="cpu")
+    assert (model.dtype, model.stored) == ("float32", "bfloat16")
+    monkeypatch.setattr(processor, "FP32_PARAMETERS", parameters)  # the masks alone are more
+    assert mless.load(str(folder), device="cpu").stored == "float32"
 
 
 def test_with_units_a_large_model_computes_in_its_own(

@@ -527,7 +527,7 @@ def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, s
     elements: Counter[str] = Counter()
     for file in sorted(set(wanted.values())) if asked == "auto" else ():
         for key, entry in _header(source, file)[0].items():
-            if key in wanted:
+            if key in wanted and entry["dtype"].startswith(("F", "BF")):  # masks and counters are no weights
                 elements[entry["dtype"]] += math.prod(entry["shape"])
     # Most of it counts: norms are often kept wider than the rest. Other kinds (F8, F64) are read as float32.
     known = {"BF16": "bfloat16", "F16": "float16"} if elements.keys() <= {"BF16", "F16", "F32"} else {}

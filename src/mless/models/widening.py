@@ -1,7 +1,8 @@
 """Weights that stay in 16 bits in memory and are float32 to whoever computes with them, so that a large model fits where no 16-bit units are.
 
 Every operation on such a weight gets a float32 copy of it, which is freed afterwards; rows of an embedding are looked up first. The results
-are those of the model loaded in float32, bit for bit, because 16-bit numbers are float32 numbers too.
+are those of the model loaded in float32, bit for bit, because 16-bit numbers are float32 numbers too. Such weights are read and never
+written to: a write would go to the copy, so it is refused. A state dict holds the 16-bit numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _TENSOR: Any = Tensor
 _LOOKS: set[Any] = {
     *(getattr(_TENSOR, name) for name in "__getitem__ detach t transpose requires_grad_".split()),
     _TENSOR.T.__get__,
+    _TENSOR.data.__get__,
 }
 #: What asks about a weight and computes nothing.
 _ASKS: set[Any] = {
@@ -42,6 +44,7 @@ _PRODUCTS: set[Any] = {nn.functional.linear, torch.addmm, torch.matmul}
 #: Larger weights than this many numbers (256 MB) get memory of their own, which is given back at once.
 _REUSED = 1 << 26
 _REUSE = threading.local()
+_SETS_DATA: Any = _TENSOR.data.__set__
 
 
 class Narrow(Tensor):
@@ -56,19 +59,27 @@ class Narrow(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
+        if func is Tensor.__deepcopy__:
+            copied: Tensor = _narrow(raw(args[0]).clone())
+            if isinstance(args[0], nn.Parameter):
+                copied = nn.Parameter(copied, requires_grad=False)
+            args[1][id(args[0])] = copied
+            return copied
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             if func in _ASKS:
                 return func(*args, **given)
-            if func is Tensor.__deepcopy__:
-                copied = _narrow(raw(args[0]).clone())
-                args[1][id(args[0])] = copied
-                return copied
             if func in _LOOKS and isinstance(args[0], Narrow):
                 return _narrow(func(raw(args[0]), *args[1:], **given))
             if func is nn.functional.embedding:
                 return _looked_up(*args, **given)
             if func in _PRODUCTS and not given and not torch.is_grad_enabled():
                 return _multiplied(func, args)
+            if written := _written(func, args, given):
+                raise RuntimeError(  # no TypeError: of `weight *= 2` torch would make `weight = weight * 2`
+                    f"{written} would write to a float32 copy of a weight kept in 16 bits; load with dtype float32 to change weights"
+                )
+            if func == _SETS_DATA and isinstance(args[0], Narrow):
+                return None  # to what it is already, as `model.to("cpu")` does
             return func(*map(_wide, args), **{name: _wide(value) for name, value in given.items()})
 
     def __repr__(self, **_: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -99,6 +110,8 @@ def keep_narrow(model: nn.Module) -> None:
                 if id(weight) not in made:
                     made[id(weight)] = _parameter(weight)
                 module._parameters[name] = made[id(weight)]  # pyright: ignore[reportPrivateUsage]
+            if any(isinstance(weight, Narrow) for weight in module._parameters.values()):  # pyright: ignore[reportPrivateUsage]
+                module.register_state_dict_post_hook(_as_kept)
             for name, buffer in module._buffers.items():  # pyright: ignore[reportPrivateUsage]
                 if buffer is not None and buffer.dtype in _NARROW:
                     module._buffers[name] = buffer.float()  # pyright: ignore[reportPrivateUsage]
@@ -127,6 +140,27 @@ def as_stored() -> Generator[None]:
         yield
     finally:
         PreTrainedModel._get_dtype_plan = planned  # pyright: ignore[reportPrivateUsage]
+
+
+def _as_kept(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Whoever saves a state dict reads a tensor's memory by its dtype, so it gets the 16-bit numbers under their own dtype."""
+    for name in module._parameters:  # pyright: ignore[reportPrivateUsage]
+        if isinstance(weight := state.get(prefix + name), Narrow):
+            state[prefix + name] = raw(weight)
+
+
+def _written(func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> str | None:
+    """The name of an operation that would write to a narrow weight."""
+    name = str(getattr(func, "__name__", ""))
+    if isinstance(given.get("out"), Narrow):
+        return f"{name} with out="
+    if not args or not isinstance(args[0], Narrow):
+        return None
+    if func == _SETS_DATA:
+        new: Tensor = args[1]
+        same = new.dtype == torch.float32 and new.device == args[0].device and new.shape == args[0].shape
+        return None if same and torch.equal(widened(args[0]), widened(new)) else "setting data"
+    return name if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) else None
 
 
 def _parameter(weight: Tensor) -> nn.Parameter:
