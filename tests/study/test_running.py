@@ -16,7 +16,7 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
 import mless
-from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy
+from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.store import FORMAT, ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
@@ -589,6 +589,24 @@ def test_nan_in_one_item_names_it_and_leaves_nothing(tmp_path: Path) -> None:
         BadAttention, match=r"item '2', condition 'none': attention is not finite .* L1H1; .*--dtype float32"
     ):
         run_tiny(model, tmp_path / "r", data=source)
+    assert not (tmp_path / "r").exists()
+
+
+def test_moved_positions_are_refused_before_anything_is_written_where_a_model_takes_none(tmp_path: Path) -> None:
+    import torch
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = model_folder(tmp_path / "m")
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=vocabulary, hidden_size=32, n_layer=2, n_head=4)
+    BloomForCausalLM(config).save_pretrained(model)
+    run_tiny(model, tmp_path / "fine", layers="1")
+    with pytest.raises(
+        UnsupportedArchitecture,
+        match=r"m \(bloom\) takes no position ids, so `position-only` cannot be run on it; leave it out of --conditions",
+    ):
+        run_tiny(model, tmp_path / "r", layers="1", conditions="none,mless,position-only")
     assert not (tmp_path / "r").exists()
 
 

@@ -20,9 +20,18 @@ def check_reach(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
         if prompt.reach > model.context:
             what = f"is {len(prompt)} tokens" if prompt.position_ids is None else f"reaches position {prompt.reach - 1}"
             raise BadPrompt(
-                f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; leave it out (--limit), "
-                "shorten it, or use a smaller --length"
+                f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
+                "leave it out of the data, or use a smaller --length"
             )
+
+
+def check_position_ids(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
+    """A model that takes no position ids is given no prompt with positions of its own."""
+    own = next((prompt for prompt in prompts if prompt.position_ids is not None), None)
+    if own is not None and not _takes_position_ids(model):
+        raise UnsupportedArchitecture(
+            f"{model.label} ({model.family}) takes no position ids, so `{own.condition}` cannot be run on it; leave it out of --conditions"
+        )
 
 
 def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -> Int[Tensor, "rows tokens"] | None:
@@ -33,7 +42,7 @@ def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -
     """
     if all(prompt.position_ids is None for prompt in prompts):
         return None
-    if "position_ids" not in inspect.signature(model.model.forward).parameters:
+    if not _takes_position_ids(model):
         raise UnsupportedArchitecture(
             f"{model.family!r} takes no position ids, so what positions do cannot be told from what filler does; see docs/adding-a-model.md"
         )
@@ -42,3 +51,7 @@ def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -
         if prompt.position_ids is not None:
             positions[row, : len(prompt)] = torch.tensor(prompt.position_ids)
     return positions
+
+
+def _takes_position_ids(model: LoadedModel) -> bool:
+    return "position_ids" in inspect.signature(model.model.forward).parameters

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mless import __version__, tasks
-from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, TokenizerFault
+from mless.errors import BadAttention, BadFolder, BadStudy, TokenizerFault
 from mless.prompting import align, build_prompts, resolve_kind, with_filler_ids
 from mless.store import FORMAT, ResultFolder
 from mless.study import tables
@@ -388,7 +388,8 @@ def _with_arm(bench: Bench, condition: Condition) -> AbstractContextManager[Any]
 
 
 def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -> None:
-    """Both prompts of every pair hold the same original tokens; none is too long, none lacks the BOS its model needs."""
+    """Both prompts of every pair hold the same original tokens; none is too long, none lacks the BOS its model needs, none has
+    positions of its own where the model takes none."""
     for rows in prompts.values():
         for without, prompt in zip(prompts["none"], rows, strict=True):
             align(without, prompt)
@@ -396,15 +397,13 @@ def check_prompts(model: LoadedModel, prompts: Mapping[str, Sequence[Prompt]]) -
 
 
 def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
-    """It is not too long for its model, and does not lack the BOS that it needs."""
+    """It is not too long for its model, does not lack the BOS that it needs, and has positions of its own only where the model takes them."""
+    from mless.capture.positions import check_position_ids, check_reach
+
     if model.bos is not None and prompt.token_ids[0] != model.bos:
         raise TokenizerFault(
             f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
             "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
         )
-    if prompt.reach > model.context:
-        what = f"is {len(prompt)} tokens" if prompt.position_ids is None else f"reaches position {prompt.reach - 1}"
-        raise BadPrompt(
-            f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
-            "leave it out of the data, or use a smaller --length"
-        )
+    check_position_ids(model, [prompt])
+    check_reach(model, [prompt])
