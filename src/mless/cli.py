@@ -547,7 +547,9 @@ def plan(
             help="Share of items that the same prompts asked again judge otherwise (A/A); the pilot's, or 0 as row-stable decoding has it."
         ),
     ] = None,
-    margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = 0.02,
+    margin: Annotated[
+        float, typer.Option(help="A change smaller than this would not matter, as a share; at least 0.001.")
+    ] = 0.02,
     as_json: Json = False,
 ) -> None:
     """Say before a run what effect so many items can show, how likely each verdict is, and how many items it takes."""

@@ -162,8 +162,11 @@ def test_chances_are_chances(n: int, share: float, by_itself: float, effect: flo
 
 
 def test_what_chances_refuse():
-    with pytest.raises(BadStudy, match="margin must lie between 0 and 1"):
-        verdict_chances(100, 0.1, 0.0)
+    for margin in (0.0, 0.0005, 1.0, math.nan):
+        with pytest.raises(BadStudy, match=r"margin must be at least 0\.001 and below 1, as 0\.02"):
+            verdict_chances(100, 0.1, margin)
+        with pytest.raises(BadStudy, match=r"margin must be at least 0\.001 and below 1, as 0\.02"):
+            items_for_equivalence(margin, 0.1)
     with pytest.raises(BadStudy, match="at most the share of items that change"):
         verdict_chances(100, 0.1, 0.02, effect=0.2)
     with pytest.raises(BadStudy, match="alpha must lie between 0 and 1"):
@@ -172,6 +175,16 @@ def test_what_chances_refuse():
         Again.planned(0.1, 0.3)
     with pytest.raises(BadStudy, match=r"again\.from_both: at most the smaller"):
         mcnemar_power(100, 0.05, 0.1, again=Again(0.2, 0.15))
+    seldom = Again(0.05, 0.04)
+    for refused in (
+        lambda: mcnemar_power(500, 0.08, 0.1, again=seldom),
+        lambda: mcnemar_power(500, -0.08, 0.1, again=seldom),
+        lambda: items_for_effect(0.08, 0.1, again=seldom),
+        lambda: verdict_chances(500, 0.1, 0.02, effect=0.08, again=seldom),
+    ):
+        with pytest.raises(BadStudy, match=r"at most the share of items that change \(0\.05\) expected.*got -?0\.08"):
+            refused()
+    assert 0 < mcnemar_power(500, 0.05, 0.1, again=seldom) <= 1
     with pytest.raises(BadStudy, match="inside the margin"):
         items_for_equivalence(0.02, 0.1, effect=0.02)
     assert verdict_chances(1, 0.1, 0.02).undecided == 1

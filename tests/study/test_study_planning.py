@@ -94,7 +94,11 @@ def test_power_and_alpha_of_ones_own():
 def test_too_few_items_and_too_few_changes():
     assert plan_lines(plan(30, None, 0.1, None))[0].startswith("30 items can show nothing: too few would change")
     assert plan(30, None, 0.1, None)["detectable"] is None
-    assert plan_lines(plan(1, None, None, None))[0].startswith("1 item can show nothing")
+    alone = plan_lines(plan(1, None, None, None))
+    assert alone[0].startswith("1 item can show nothing")
+    assert any(line.startswith("If there is no effect, 1 item says equivalent (") for line in alone)
+    some = plan_lines(plan(2, None, None, None))
+    assert any(line.startswith("If there is no effect, 2 items say equivalent (") for line in some)
     few = plan(5000, None, 0.01, None)
     assert (few["effect"], few["items_needed"]) == (None, None)
     assert plan_lines(plan(5000, None, 0.01, None))[1] == "±2 points cannot come about where only 1 % of items change."
@@ -185,7 +189,8 @@ def test_a_pilot_that_is_none(tmp_path: Path):
         ({"conditions": 0}, "conditions: at least 1 that is compared with none expected, got 0"),
         ({"again": -0.1}, r"again: a share from 0 to 1 expected.*got -0\.1"),
         ({"again": 0.15}, r"asked again change 15 % of items \(A/A\), so a condition changes no less.*--changed 0\.15"),
-        ({"margin": 0.0}, r"margin: a share between 0 and 1 expected.*got 0"),
+        ({"margin": 0.0}, r"margin: a share of at least 0\.001 and below 1 expected.*got 0"),
+        ({"margin": 0.0005}, r"margin: a share of at least 0\.001 .*got 0\.0005"),
         ({"alpha": 1.0}, "alpha must lie between 0 and 1"),
         ({"power": 0.01}, "power must lie between alpha and 1"),
         ({"changed": 0.1, "pilot": Path("somewhere")}, "--changed or from --pilot; give one"),

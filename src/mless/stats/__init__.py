@@ -30,6 +30,7 @@ from mless.stats.paired import (
     paired_difference,
 )
 from mless.stats.planning import (
+    SMALLEST_MARGIN,
     Again,
     Chances,
     items_for_effect,
@@ -86,6 +87,7 @@ __all__ = [
     "FIT_VERDICTS",
     "LEAST_DILUTION",
     "METRICS",
+    "SMALLEST_MARGIN",
     "VERDICTS",
     "AffineMap",
     "AffineSums",

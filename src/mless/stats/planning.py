@@ -19,6 +19,8 @@ from mless.stats.paired import McNemar, binomial_tail, equivalence_p, mcnemar_p
 
 #: Points of the midpoint rule in `_both_reject`; doubling them moves a power by less than 1e-4.
 _POINTS = 400
+#: Equivalence within less than a tenth of a point is not planned for.
+SMALLEST_MARGIN = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,9 @@ def mcnemar_power(
     under Holm, `alpha` is α/m: a condition has that level where no other one has an effect, and a larger one otherwise.
     """
     _shares(changed_share, alpha)
-    if not abs(effect) <= changed_share:
-        raise BadStudy(f"effect: at most the share of items that change ({changed_share}) expected; got {effect}")
+    limit = _largest_effect(changed_share, again)
+    if not abs(effect) <= limit:
+        raise BadStudy(f"effect: at most the share of items that change ({limit}) expected; got {effect}")
     return math.nan if n < 2 else _power_of(n, changed_share, alpha, test, again)(effect)
 
 
@@ -177,7 +180,7 @@ def smallest_detectable_effect(
     if n < 2:
         return math.nan
     found_by = _power_of(n, changed_share, alpha, test, again)
-    lo, hi = 0.0, min(changed_share, 1.0 if again is None else again.changed)
+    lo, hi = 0.0, _largest_effect(changed_share, again)
     if not found_by(hi) >= power:
         return math.nan
     while hi - lo > 1e-7:
@@ -201,10 +204,10 @@ def items_for_effect(
     """How many items McNemar's test needs to find `effect` with `power`, if `changed_share` of items change."""
     _a_power(power, alpha)
     _shares(changed_share, alpha)
-    size = abs(effect)
-    if not 1e-3 <= size <= changed_share:
+    size, limit = abs(effect), _largest_effect(changed_share, again)
+    if not 1e-3 <= size <= limit:
         raise BadStudy(
-            f"effect: at least 0.001 and at most the share of items that change ({changed_share}) expected, as 0.02 (two points) is "
+            f"effect: at least 0.001 and at most the share of items that change ({limit}) expected, as 0.02 (two points) is "
             f"where a tenth changes; got {effect}"
         )
     return _first_with(power, lambda n: _power_of(n, changed_share, alpha, test, again)(size))
@@ -261,8 +264,9 @@ def verdict_chances(
     each = alpha if alpha_each is None else alpha_each
     _shares(0.0, each)
     _a_margin(margin)
-    if not abs(effect) <= changed_share:
-        raise BadStudy(f"effect: at most the share of items that change ({changed_share}) expected; got {effect}")
+    limit = _largest_effect(changed_share, again)
+    if not abs(effect) <= limit:
+        raise BadStudy(f"effect: at most the share of items that change ({limit}) expected; got {effect}")
     if n < 2:
         return Chances(0.0, 0.0, 0.0, 1.0)
     first = _Changes(n, changed_share, each, "exact")
@@ -432,8 +436,13 @@ def _shares(changed_share: float, alpha: float) -> None:
 
 
 def _a_margin(margin: float) -> None:
-    if not 0 < margin < 1:
-        raise BadStudy(f"margin must lie between 0 and 1, as 0.02 (two points) does; got {margin}")
+    if not SMALLEST_MARGIN <= margin < 1:
+        raise BadStudy(f"margin must be at least {SMALLEST_MARGIN} and below 1, as 0.02 (two points) is; got {margin}")
+
+
+def _largest_effect(changed_share: float, again: Again | None) -> float:
+    """Accuracy moves by no more than the share of items that change, against either run of `none`."""
+    return changed_share if again is None else min(changed_share, again.changed)
 
 
 def _check_again(changed_share: float, again: Again) -> None:

@@ -161,7 +161,7 @@ def _verdict_chances(found: Mapping[str, Any]) -> list[str]:
         return [f"To show that there is no effect (equivalent, {within}) takes {takes}."]
     changes = chances["rises"] + chances["drops"]
     return [
-        f"If there is no effect, {found['items']:,} item{'s' if found['items'] != 1 else ''} say equivalent ({within}) in "
+        f"If there is no effect, {found['items']:,} item{'s say' if found['items'] != 1 else ' says'} equivalent ({within}) in "
         f"{100 * chances['equivalent']:.1f} % of runs, undecided in {100 * chances['undecided']:.1f} %, "
         f"rises or drops in {100 * changes:.1f} %; to say equivalent takes {takes}."
     ]
@@ -192,8 +192,10 @@ def _check(
         raise BadStudy(f"conditions: at least 1 that is compared with none expected, got {conditions}")
     if again is not None and not 0 <= again <= 1:
         raise BadStudy(f"again: a share from 0 to 1 expected, as 0.02 is for one item in fifty; got {again:g}")
-    if not 0 < margin < 1:
-        raise BadStudy(f"margin: a share between 0 and 1 expected, as 0.02 is for ±2 points; got {margin:g}")
+    if not stats.SMALLEST_MARGIN <= margin < 1:
+        raise BadStudy(
+            f"margin: a share of at least {stats.SMALLEST_MARGIN} and below 1 expected, as 0.02 is for ±2 points; got {margin:g}"
+        )
     if not 0 < alpha < 1:
         raise BadStudy(f"alpha must lie between 0 and 1, as 0.05 does; got {alpha:g}")
     if not alpha < power < 1:
