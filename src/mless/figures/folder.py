@@ -135,14 +135,6 @@ class StoredStudy:
             cause = str(fault).partition("\n")[0]
             raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
 
-    def has_columns(self, name: str, wanted: Sequence[str]) -> list[str]:
-        """Those of the columns that the table has; none where it cannot be read, which whoever reads it is told."""
-        try:
-            there = ds.dataset(self.path / f"{name}.parquet", format="parquet").schema.names
-        except (OSError, pa.ArrowException):
-            return []
-        return [column for column in wanted if column in there]
-
     def has_tokens(self) -> bool:
         """Whether the prompts are stored token by token; those sent to a server as text are not."""
         file = self.path / "prompts.parquet"
@@ -255,8 +247,7 @@ class StoredResults(StoredStudy):
         ]  # fmt: skip
         # Folders made before there was a dilution exponent lack these; its value is then None.
         newer = ["epsilon", "epsilon_lo", "epsilon_hi", "skewed"]
-        known = self.has_columns("retained", newer)
-        rows = self.table("retained", [*columns, *known], pc.field("queries") == queries).to_pylist()
+        rows = self.table("retained", columns, pc.field("queries") == queries, newer=newer).to_pylist()
         return [dict.fromkeys(newer) | row for row in cast("list[dict[str, Any]]", rows)]
 
     def mass(self, conditions: Sequence[str], layer: int) -> dict[str, dict[str, float]]:
