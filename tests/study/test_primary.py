@@ -69,7 +69,7 @@ def test_the_words_and_the_folder_say_which_is_primary(files: Path):
     assert "tested alone as the primary condition: accuracy rises" in lines[2]
     assert "after Holm" in lines[3]
     assert not any("changed after answers" in line for line in lines)
-    assert any("p ≤ 0.05 (one condition alone) and 0.025 (Holm over 2)" in line for line in lines)
+    assert any("p ≤ 0.05 (primary) and 0.025 (Holm over 2)" in line for line in lines)
     about = ResultFolder(folder).manifest() or {}
     assert (about["study"]["primary"], about[FIRST_PRIMARY]) == ("mless", "mless")
 

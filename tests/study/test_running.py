@@ -547,8 +547,10 @@ def test_an_older_folder_whose_end_was_before_the_answer_is_not_mixed_in(tmp_pat
     as_of_format_1(out, "end")
     assert (ResultFolder(out).manifest() or {})["conditions"]["mless"]["placement"] == "before-answer"
     assert any(line.startswith("mless (5 × ' /', before-answer)") for line in verdict_lines(out))
-    with pytest.raises(BadFolder, match="it differs in prompts as rendered; choose another --out"):
+    with pytest.raises(BadFolder, match="it differs in placement; choose another --out"):
         run_tiny(model, out, prompt="chat", placement="end")
+    # The command that it shows, in today's words, finds everything there.
+    assert run_tiny(model, out, prompt="chat", placement="before-answer").computed == 0
 
 
 def test_a_question_nobody_later_sees_is_undecided(tiny: Path, tmp_path: Path) -> None:

@@ -184,9 +184,13 @@ CLAIMS: dict[str, tuple[dict[int, Share], str]] = {
         {1: WIDE} | dict.fromkeys(range(2, 31), SAME),
         "is undecided for this model: layer 1's interval is too wide to say",
     ),
+    "layer 1 undecided, all others drop": (
+        {1: WIDE} | dict.fromkeys(range(2, 31), DROPS),
+        "does not hold for this model: its second half does not, 29 of 29 later layers change: layers 2–30 drop; layer 1 is undecided",
+    ),
     "a few later layers measured": (
         {1: DROPS, 2: SAME, 3: SAME},
-        "holds for this model: layer 1 drops, and 0 of 2 later layers measured (the model has 29) change",
+        "holds for the layers measured: layer 1 drops, and 0 of 2 later layers measured (the model has 29) change",
     ),
     "layer 1 measured": (
         {1: DROPS},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def accuracy_lines(path: Path) -> list[str]:
     if any(row["split"] == "dev" for row in rows) and compared:
         lines += _choice(rows, conditions, settings["margin"])
     lines += population_lines(str(about["task"]), heads["none"]["n"])
-    lines += _power(heads, compared)
+    lines += _power(heads, compared, primary)
     lines += _losses(heads, settings)
     lines += guessed_lines(heads)
     judged = ResultFolder(path).read_table("answers", columns=["condition", "text", "disagree", "why"])
@@ -161,7 +160,7 @@ def _primary_changed(about: Mapping[str, Any], primary: str | None) -> list[str]
 
 
 def _at_once(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> list[str]:
-    """What may be said of all conditions together, by intervals that hold at once. Folders of before have none."""
+    """What may be said of all conditions together, by intervals that hold at once. Older folders have none."""
     rows = [heads[name] for name in compared if heads[name].get("delta_lo_all") is not None]
     if len(rows) < 2:
         return []
@@ -231,7 +230,7 @@ def _choice(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Conditio
     ]
 
 
-def _power(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> list[str]:
+def _power(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str], primary: str | None) -> list[str]:
     shown = [f"{name} ±{100 * heads[name]['mde']:.1f}" for name in compared if heads[name]["mde"] is not None]
     unknown = [name for name in compared if heads[name]["mde"] is None]
     if not compared:
@@ -240,23 +239,24 @@ def _power(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> l
     if unknown:
         text += f"{'; ' if shown else ''}{', '.join(unknown)}: too few items changed for any"
     if any(heads[name].get("alpha") is None for name in compared):
-        # a folder of before counted one comparison against one run of none
+        # older folders counted one comparison against one run of none
         holm = f"; Holm over {len(compared)} conditions asks for somewhat more" if len(compared) > 1 else ""
         return [f"Smallest effect that so many items could have shown (80 % power, one comparison): {text}{holm}"]
     noisy = any(heads[name]["p_again"] is not None and heads[name]["p_again"] != heads[name]["p"] for name in compared)
-    asked = [f"p ≤ {_levels(heads, compared)}"] if len(compared) > 1 else []
+    asked = [f"p ≤ {_levels(heads, compared, primary)}"] if len(compared) > 1 else []
     asked += ["against both runs of none"] if noisy else []
     by = f", by the test that was used: {', '.join(asked)}" if asked else ""
     return [f"Smallest effect that so many items could have shown (80 % power{by}): {text}"]
 
 
-def _levels(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> str:
+def _levels(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str], primary: str | None) -> str:
     """``0.0167 (Holm over 3)``, or ``0.05 (primary) and 0.025 (Holm over 2)``."""
-    counts = Counter(sorted((heads[name]["alpha"] for name in compared), reverse=True))
-    return " and ".join(
-        f"{alpha:.3g} ({f'Holm over {count}' if count > 1 else 'one condition alone'})"
-        for alpha, count in counts.items()
-    )
+    others = [name for name in compared if name != primary]
+    parts = [f"{heads[primary]['alpha']:.3g} (primary)"] if primary in compared else []
+    if others:
+        how = f"Holm over {len(others)}" if len(others) > 1 else "the other one"
+        parts.append(f"{heads[others[0]]['alpha']:.3g} ({how})")
+    return " and ".join(parts)
 
 
 def _losses(heads: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:

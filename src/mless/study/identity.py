@@ -75,7 +75,7 @@ def digest(value: Any) -> str:
 
 def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
     """Before a model is loaded only part of the identity is known; that part is compared."""
-    old = stored.get("identity", {})
+    old = {**stored.get("identity", {}), **_renamed(stored)}
     different = sorted(key for key in identity if old.get(key) != identity[key])
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
@@ -84,6 +84,16 @@ def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str,
         raise BadFolder(
             f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
         )
+
+
+def _renamed(stored: dict[str, Any]) -> dict[str, str]:
+    """The digests of an older study's fields whose words are today's now (`end` became `before-answer`): the command it shows must fit it."""
+    study: dict[str, Any] = stored.get("study") or {}
+    if stored.get("format", 2) >= 2:
+        return {}
+    return {
+        key: digest(study[key]) for key in ("placement", "condition") if "before-answer" in json.dumps(study.get(key))
+    }
 
 
 def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:

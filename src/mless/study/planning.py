@@ -144,7 +144,11 @@ def _tested_with(found: Mapping[str, Any]) -> str:
         text = "; for the primary condition, which is tested alone"
         if conditions > 1 and found["items"] is not None:
             shown = f"can show ±{_points(others)} points" if others is not None else "can show nothing"
-            text += f" (under Holm {'each of ' if conditions > 2 else ''}the other {conditions - 1} {shown})"
+            text += (
+                f" (the other one {shown})"
+                if conditions == 2
+                else f" (under Holm each of the other {conditions - 1} {shown})"
+            )
     elif conditions > 1:
         text = f"; each of {conditions} conditions under Holm: p ≤ {found['alpha_each']:.3g} where no other one has an effect"
     if found["again"]:

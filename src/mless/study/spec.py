@@ -109,7 +109,7 @@ class ArmTable(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_an_unset_variant(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """As before there were variants, so that folders of then are still known as the same study."""
+        """As before there were variants, so that older folders are still known as the same study."""
         found: dict[str, Any] = inner(self)
         return found if self.variant is not None else {key: value for key, value in found.items() if key != "variant"}
 

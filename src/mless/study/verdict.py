@@ -167,8 +167,6 @@ _CLAIM = "The published claim (layer 1 drops, later layers do not change)"
 
 def _halves(first: str, later: dict[int, str], there: int | None) -> str:
     """Whether both halves of the claim hold, in words."""
-    if first == "undecided":
-        return "is undecided for this model: layer 1's interval is too wide to say"
     changed = {verdict: [n for n, v in later.items() if v == verdict] for verdict in ("drops", "rises")}
     open_ones = [n for n, v in later.items() if v == "undecided"]
     count = sum(map(len, changed.values()))
@@ -178,8 +176,14 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
         if numbers
     )
     of = f"{count} of {len(later)} later layers"
-    if there is not None and len(later) < there - 1:
+    model = "this model"
+    if later and there is not None and len(later) < there - 1:
         of += f" measured (the model has {there - 1})"
+        model = "the layers measured"
+    if first == "undecided":
+        if count * 10 > len(later):
+            return f"does not hold for this model: its second half does not, {of} change: {named}; layer 1 is undecided"
+        return "is undecided for this model: layer 1's interval is too wide to say"
     if first != "drops":
         kept = "layer 1 keeps its attention" if first == "unchanged" else "layer 1's attention on the question rises"
         return f"does not hold for this model: {kept}" + (f"; {of} change too: {named}" if count else "")
@@ -195,8 +199,8 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
         return f"is undecided for this model: layer 1 drops, {known}, but too many are undecided to say{unsure}"
     if count or open_ones:
         known = f"{of} change: {named}" if count else f"{of} change for certain"
-        return f"holds in part for this model: layer 1 drops, {known}{unsure}"
-    return f"holds for this model: layer 1 drops, and {of} change"
+        return f"holds in part for {model}: layer 1 drops, {known}{unsure}"
+    return f"holds for {model}: layer 1 drops, and {of} change"
 
 
 def _text_takes(mine: Mapping[str, Any], text: list[dict[str, Any]]) -> str:
