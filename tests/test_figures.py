@@ -376,7 +376,7 @@ def test_what_is_no_result_folder(tmp_path: Path) -> None:
     with pytest.raises(BadFolder, match="not readable JSON"):
         draw(HEADS, [tmp_path])
     (tmp_path / "study.json").write_text(json.dumps({"format": 99, "mless": "9.0"}))
-    with pytest.raises(BadFolder, match=r"newer mless \(9\.0, format 2\); this one reads format 1"):
+    with pytest.raises(BadFolder, match=r"newer mless \(9\.0, format 99\); this one reads format \d"):
         draw(HEADS, [tmp_path])
 
 

@@ -592,7 +592,7 @@ def fresh():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_a_model_compiled_before_attaching(fresh, backend):
     plain = logits_of(fresh)
     with arm(fresh, c=0.3):

@@ -146,7 +146,8 @@ def test_where_torch_rounds_what_it_multiplies_nothing_is_measured() -> None:
                 with pytest.raises(BadStudy, match=r"multiplies fp32 matrices in bf16 on cpu.*'highest'"):
                     call()
         else:
-            assert torch.equal(received(q, k, **asked).received, exact)
+            # Another routine may serve, so the last bits may differ; nothing is rounded to bf16.
+            torch.testing.assert_close(received(q, k, **asked).received, exact, rtol=2e-6, atol=1e-6)
         torch.set_float32_matmul_precision("highest")
         assert torch.equal(received(q, k, **asked).received, exact)
     finally:

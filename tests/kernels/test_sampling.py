@@ -64,7 +64,8 @@ def draws_of(size: int) -> Tensor:
 
 NOTHING = {"all hidden": -torch.inf, "no numbers": torch.nan}
 SHORT = [torch.float16, torch.bfloat16]
-CASES = [(1, "floats"), (300, "floats"), (300, "equals"), (300, "hidden"), (300, "nearly all hidden")]
+#: Few, because the interpreter takes seconds for each; on a GPU there are more (test_sampling_gpu.py).
+CASES = [(1, "floats"), (300, "equals"), (300, "nearly all hidden")]
 
 
 def main(path: str) -> None:

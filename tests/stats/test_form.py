@@ -78,7 +78,7 @@ def test_mostly_form_has_the_sign_of_the_change_and_is_larger(changes: list[tupl
     assert stats.decompose(*rows, np.random.default_rng(0)).mostly_form is mostly
 
 
-@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("samples", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_intervals_cover(samples: int) -> None:
     rng = np.random.default_rng(5)
     reps, items = 150, 80

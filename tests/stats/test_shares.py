@@ -523,7 +523,14 @@ def coverage_of_layer_share(heads: int, shared: float, n: int, spread: np.ndarra
 
 
 @pytest.mark.parametrize(
-    ("heads", "shared", "n"), [(8, 0.5, 12), (8, 0.5, 24), (8, 0.5, 100), (32, 0.2, 24), (32, 0.0, 24)]
+    ("heads", "shared", "n"),
+    [
+        (8, 0.5, 24),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((8, 0.5, 12), (8, 0.5, 100), (32, 0.2, 24), (32, 0.0, 24))
+        ),
+    ],
 )
 def test_coverage_of_layer_share(heads: int, shared: float, n: int):
     coverage = coverage_of_layer_share(heads, shared, n, np.linspace(0.15, 0.4, heads))

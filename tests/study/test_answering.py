@@ -1129,7 +1129,9 @@ def test_more_tokens_than_the_model_takes(tiny: Path, tmp_path: Path) -> None:
         BadStudy, match=r"under 'position-only' and may be answered with 100, .* --max-new-tokens \d\d or"
     ):
         run_tiny(tiny, tmp_path / "r", accuracy__max_new_tokens=100, conditions="none,position-only", length=380)
-    with pytest.raises(BadStudy, match=r"under 'position-only' .* takes 512 in all; leave that item out"):
+    with pytest.raises(
+        BadPrompt, match=r"reaches position \d+ under condition 'position-only', but tiny takes 512; leave it out"
+    ):
         run_tiny(tiny, tmp_path / "r", conditions="none,position-only", length=512)
     assert not (tmp_path / "r").exists()
 

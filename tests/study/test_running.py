@@ -642,9 +642,14 @@ def test_remote_code_is_no_field_of_a_study() -> None:
         load_study("quick", {}, ["trust_remote_code=true"])
 
 
-def test_the_quick_study_finds_what_was_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"limit": 5, "conditions": "none,mless"}, pytest.param({}, marks=pytest.mark.slow)],
+    ids=["some", "whole"],
+)
+def test_the_quick_study_finds_what_was_published(tmp_path: Path, changes: dict[str, Any]) -> None:
     """SmolLM2, every layer and head: layer 1 drops to between 0.65 and 0.85, and from layer 5 on nothing moves far."""
-    outcome = run_study(load_study("quick"), tmp_path / "quick")
+    outcome = run_study(load_study("quick", changes), tmp_path / "quick")
     shares = pl.read_parquet(outcome.folder / "retained.parquet").filter(
         pl.col("condition") == "mless", pl.col("queries") == "original", pl.col("head") == 0
     )

@@ -285,12 +285,13 @@ def test_shuffled_grades_keep_their_number_and_nothing_else(stored: pa.Table):
     assert noise.equals(shuffled(stored, np.random.default_rng(0)))
 
 
-def test_on_noise_no_effect_is_reported_where_the_best_on_dev_would_claim_one(stored: pa.Table):
-    found = on_noise(stored, NOISY, TuneTable(c=[0.1]), AccuracyTable(), seeds=range(100))
-    assert found.seeds == 100
-    assert found.claimed <= 10
+@pytest.mark.parametrize("seeds", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_on_noise_no_effect_is_reported_where_the_best_on_dev_would_claim_one(stored: pa.Table, seeds: int):
+    found = on_noise(stored, NOISY, TuneTable(c=[0.1]), AccuracyTable(), seeds=range(seeds))
+    assert found.seeds == seeds
+    assert found.claimed <= seeds / 10
     # who takes the best of 24 at its word on the items it was chosen on is wrong several times as often
-    assert found.naive >= max(10, 3 * found.claimed)
+    assert found.naive >= max(seeds / 10, 3 * found.claimed)
 
 
 def test_a_true_effect_is_found(stored: pa.Table):
