@@ -252,7 +252,7 @@ def _power(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str], prim
 def _levels(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str], primary: str | None) -> str:
     """``0.0167 (Holm over 3)``, or ``0.05 (primary) and 0.025 (Holm over 2)``."""
     others = [name for name in compared if name != primary]
-    parts = [f"{heads[primary]['alpha']:.3g} (primary)"] if primary in compared else []
+    parts = [f"{heads[name]['alpha']:.3g} (primary)" for name in compared if name == primary]
     if others:
         how = f"Holm over {len(others)}" if len(others) > 1 else "the other one"
         parts.append(f"{heads[others[0]]['alpha']:.3g} ({how})")
