@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mless.models import LoadedModel, load
     from mless.prompting import align
     from mless.redistribution import ArmHandle, arm, attach_arm, redistribute
+    from mless.registry import register
     from mless.study import Outcome, StudySpec, load_study, verdict_lines
     from mless.study.direct import Share, items, prompts, retained, run
     from mless.values import ArmSettings, Condition, FigureSpec, Item, Panel, Prompt, Span
@@ -53,6 +54,7 @@ _HOMES = {
     "prompts": "mless.study.direct",
     "received": "mless.capture",
     "redistribute": "mless.redistribution",
+    "register": "mless.registry",
     "retained": "mless.study.direct",
     "run": "mless.study.direct",
     "verdict_lines": "mless.study",
@@ -88,6 +90,7 @@ __all__ = [
     "prompts",
     "received",
     "redistribute",
+    "register",
     "retained",
     "run",
     "verdict_lines",
