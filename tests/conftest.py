@@ -29,6 +29,15 @@ def embedded():
     return mless.load("smollm2")
 
 
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A place for modules that are no part of mless, on sys.path for the time of a test; mless forgets them afterwards."""
+    from outside import Outside
+
+    with Outside(tmp_path, monkeypatch).opened() as made:
+        yield made
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for what this machine could not test."""
     skipped = terminalreporter.stats.get("skipped", [])

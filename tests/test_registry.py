@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import mless
 from mless import registry
 from mless.errors import BadPlugin, BadStudy, MlessError
+from outside import Outside
 
 #: A package of one's own: a table, and a module with things for it.
 TOYBOX = """
@@ -26,31 +25,15 @@ BALL = 1.0
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on sys.path with the table `toys` in it; the process is as before afterwards."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "TABLES", dict(registry.TABLES))
-    monkeypatch.setattr(registry, "_READ", set())
-    monkeypatch.setenv(registry.VARIABLE, "")
-    before = set(sys.modules)
-    (tmp_path / "toybox.py").write_text(TOYBOX)
+def shelf(outside: Outside) -> Path:
+    """A folder on sys.path with the table `toys` in it."""
+    outside.write("toybox", TOYBOX)
     importlib.import_module("toybox")
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return outside.folder
 
 
 def toys() -> registry.Registry[Any]:
     return registry.table_of("toys")
-
-
-def in_another_process(shelf: Path, code: str, **environment: str) -> str:
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(shelf), *sys.path]), **environment}
-    command = [sys.executable, "-c", f"import toybox\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_built_in_things_are_imported_when_asked_for(shelf: Path) -> None:
@@ -93,10 +76,10 @@ def test_a_taken_name_is_refused(shelf: Path) -> None:
     mless.register("toys", "drum", "attic:DRUM")  # the same again
 
 
-def test_a_cell_of_a_notebook_may_run_again(shelf: Path) -> None:
-    code = 'import mless; code = \'mless.register("toys", "kite", %s)\'\nfor n in (2.0, 3.0): exec(code % n)\n'
+def test_a_cell_of_a_notebook_may_run_again(shelf: Path, outside: Outside) -> None:
+    code = 'import mless, toybox; code = \'mless.register("toys", "kite", %s)\'\nfor n in (2.0, 3.0): exec(code % n)\n'
     code += "print(toybox.toys.get('kite'), repr(__import__('os').environ['MLESS_PLUGINS']))"
-    assert in_another_process(shelf, code) == "3.0 ''"
+    assert outside.in_another_process(code) == "3.0 ''"
 
 
 def test_only_the_right_sort_of_thing_is_taken(shelf: Path) -> None:
@@ -127,13 +110,16 @@ def test_modules_named_in_the_environment_are_found(shelf: Path, monkeypatch: py
     assert os.environ[registry.VARIABLE] == "plugin, toys.drum=attic:DRUM,"
 
 
-def test_processes_started_later_find_what_was_registered(shelf: Path) -> None:
+def test_processes_started_later_find_what_was_registered(shelf: Path, outside: Outside) -> None:
     (shelf / "plugin.py").write_text(PLUGIN)
     importlib.import_module("plugin")
     mless.register("toys", "drum", "attic:DRUM")
     (shelf / "attic.py").write_text("DRUM = 3.0\n")
     assert os.environ[registry.VARIABLE] == "plugin,toys.drum=attic:DRUM"
-    assert in_another_process(shelf, "print(toybox.toys.get('kite'), toybox.toys.get('drum'))") == "2.0 3.0"
+    assert (
+        outside.in_another_process("import toybox; print(toybox.toys.get('kite'), toybox.toys.get('drum'))")
+        == "2.0 3.0"
+    )
     toys().remove("drum")
     assert os.environ[registry.VARIABLE] == "plugin"
 

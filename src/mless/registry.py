@@ -27,7 +27,9 @@ T = TypeVar("T")
 VARIABLE = "MLESS_PLUGINS"
 
 #: Every table by name, and where it is. A new table needs a row here, so that `register` finds it.
-TABLES: dict[str, str] = {}
+TABLES: dict[str, str] = {
+    "engines": "mless.engines:engines",
+}
 
 # Plugins may register things while they are imported, so the lock can be taken twice by one thread.
 _LOCK = threading.RLock()

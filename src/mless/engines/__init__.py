@@ -1,5 +1,43 @@
 """Text generation: transformers in this process, vLLM, any OpenAI-compatible server, and a scripted fake."""
 
 from mless.engines.base import Decoding, Engine, Finish, Reply, Request
+from mless.engines.opening import EngineKind, EngineSettings, Opening, open_server
+from mless.registry import Registry
 
-__all__ = ["Decoding", "Engine", "Finish", "Reply", "Request"]
+__all__ = [
+    "Decoding",
+    "Engine",
+    "EngineKind",
+    "EngineSettings",
+    "Finish",
+    "Opening",
+    "Reply",
+    "Request",
+    "engines",
+]
+
+#: Every engine by the name that studies use.
+engines: Registry[EngineKind] = Registry(
+    "engines",
+    "engine",
+    {
+        "hf": EngineKind(
+            "mless.engines.hf:opened", needs_weights=True, needs_loaded=True, takes_arm=True, arm_scopes=("token",)
+        ),
+        "vllm": EngineKind("mless.engines.vllm:opened", needs_weights=True, takes_arm=True, arm_scopes=("token",)),
+        "openai": EngineKind(
+            open_server,
+            takes_text=True,
+            requires={"base_url": "the openai engine needs a server: --base-url http://HOST:PORT/v1"},
+        ),
+        "scripted": EngineKind(
+            "mless.engines.scripted:opened",
+            takes_arm=True,  # it says what it was told to say, whatever the condition
+            takes_text=True,
+            reads_prompts=False,
+            requires={"script": "the scripted engine needs its answers: --set accuracy.script=FILE.json"},
+        ),
+    },
+    wants="an mless.engines.EngineKind",
+    fits=lambda one: isinstance(one, EngineKind),
+)

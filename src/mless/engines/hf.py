@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from mless import kernels
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
+from mless.engines.opening import Opening
 from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
 from mless.engines.quick import packed_products, quick_steps, replacing
 from mless.engines.slots import (
@@ -527,6 +528,12 @@ class _InBlocks(TorchFunctionMode):
             blocks = [func(args[0], block, weight, *args[3:], **(kwargs or {})) for block in args[1].split(BLOCK)]
             return torch.cat(blocks)
         return func(*args, **(kwargs or {}))
+
+
+def opened(given: Opening) -> HfEngine:
+    """The engine for a study."""
+    assert given.loaded is not None
+    return HfEngine(given.loaded, length=given.length, slots=given.slots, most=given.most, mode=given.settings.mode)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from mless.engines.base import Decoding, Finish, Reply, Request
+from mless.engines.opening import Opening
 from mless.errors import BadData, EngineFault
 
 #: item → text or texts, or condition → a table of those; its values are checked when an engine is made of it.
@@ -115,6 +116,12 @@ class ScriptedEngine:
         if self._tokenizer is None:
             return [word.end() for word in re.finditer(r"\S+", text)]
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def opened(given: Opening) -> ScriptedEngine:
+    """The engine for a study: its script is ``accuracy.script``."""
+    assert given.settings.script is not None
+    return ScriptedEngine.from_file(given.settings.script, tokenizer=given.tokenizer)
 
 
 def _lines(answers: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]:

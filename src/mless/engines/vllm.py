@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from mless.engines.base import Decoding, Reply, Request, by_arm
+from mless.engines.opening import Opening
 from mless.errors import EngineFault
+from mless.models.loading import locate_tokenizer, whole_folder
 from mless.models.locating import Say, unheard
 from mless.values import ArmSettings
 
@@ -309,6 +311,21 @@ class VllmEngine:
             finish="length" if answer.finish_reason == "length" else "stop",
             token_ids=tuple(answer.token_ids),
         )
+
+
+def opened(given: Opening) -> VllmEngine:
+    """The engine for a study; the whole model is fetched where it is not here yet."""
+    assert given.described is not None
+    return VllmEngine(
+        whole_folder(given.described.source),
+        tokenizer=locate_tokenizer(given.tokenizer_name) if given.tokenizer_name else None,
+        dtype=given.dtype,
+        max_model_len=given.length,
+        seed=given.seed,
+        batch_invariant=given.settings.mode == "batch-invariant",
+        arm=given.with_arm,
+        say=given.say,
+    )
 
 
 def _itself(model: Any) -> Any:

@@ -1,0 +1,122 @@
+"""What an engine says of itself, and what it is opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from mless.engines.base import Engine
+from mless.registry import found_at
+from mless.values import SCOPES, Condition, Scope
+
+if TYPE_CHECKING:
+    from mless.models.loading import Description, LoadedModel
+
+
+@runtime_checkable
+class EngineSettings(Protocol):
+    """What a study's ``[accuracy]`` says that engines ask for."""
+
+    @property
+    def mode(self) -> Literal["row-stable", "batch-invariant"]: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def base_url(self) -> str | None: ...
+    @property
+    def script(self) -> str | None: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def retries(self) -> int: ...
+
+
+def _silent(*said: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Everything that an engine may be made from. Each takes what it needs.
+
+    `described` is there for engines with `needs_weights`, `loaded` for those with `needs_loaded`. `longest` counts the tokens of the longest
+    prompt. `most` is the number of requests in the whole study without its A/A control: resuming must not change it, as the slots follow
+    from it and are part of the numbers.
+    """
+
+    #: As the study names it.
+    model: str
+    settings: EngineSettings
+    longest: int
+    most: int
+    conditions: tuple[Condition, ...] = ()
+    described: Description | None = None
+    loaded: LoadedModel | None = None
+    tokenizer: Any = None
+    #: The tokenizer as the study names it; None where it is the model's own.
+    tokenizer_name: str | None = None
+    dtype: str = "auto"
+    seed: int = 0
+    #: Rows at once; None lets the engine choose.
+    slots: int | None = None
+    say: Callable[[str], None] = _silent
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest prompt and its answer."""
+        return self.longest + self.settings.max_new_tokens
+
+    @property
+    def with_arm(self) -> bool:
+        return any(condition.arm is not None for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """What an engine needs and what it can do, so that a study is refused before a model is loaded.
+
+    `opens` makes the engine: a function of an `Opening`, or where to find it, as ``module:function``.
+    """
+
+    opens: Callable[[Opening], Engine] | str
+    #: The model's files are found and described before anything else.
+    needs_weights: bool = False
+    #: mless loads the model, with its language-model head, into this process.
+    needs_loaded: bool = False
+    #: The model can be run with ARM.
+    takes_arm: bool = False
+    #: The scopes of ARM whose answers do not depend on what else is in the batch.
+    arm_scopes: tuple[Scope, ...] = SCOPES
+    #: A conversation may be sent as text. Otherwise prompts are token ids, and a tokenizer is needed.
+    takes_text: bool = False
+    #: Whether prompts matter to it. A script answers by the item's name.
+    reads_prompts: bool = True
+    #: Fields of [accuracy] that must be given, each with what to say where it is not.
+    requires: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def missing(self, settings: object) -> str | None:
+        """What to say where the settings lack a field that this engine requires; None where they are complete."""
+        return next((says for name, says in self.requires.items() if not getattr(settings, name, None)), None)
+
+    def open(self, given: Opening) -> Engine:
+        opens = found_at(self.opens) if isinstance(self.opens, str) else self.opens
+        return opens(given)
+
+
+def open_server(given: Opening) -> Engine:
+    """An OpenAI-compatible server."""
+    from mless.engines.openai import OpenAIEngine
+
+    settings = given.settings
+    assert settings.base_url is not None
+    return OpenAIEngine(
+        settings.base_url,
+        given.model,
+        tokenizer=given.tokenizer,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+        say=given.say,
+    )
