@@ -1,0 +1,97 @@
+"""The command: parse, call, print. Exit codes: 0 done, 1 a defect of mless, 2 bad input, 130 interrupted.
+
+One file a command. Libraries that are slow to import are imported inside functions, so `mless --help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from mless import __version__
+from mless.cli.command_figure import figure
+from mless.cli.command_import import import_
+from mless.cli.command_models import models
+from mless.cli.command_plan import plan
+from mless.cli.command_run import run
+from mless.cli.command_studies import studies
+from mless.cli.command_tune import tune
+from mless.cli.groups import spread
+from mless.cli.printing import plain
+from mless.errors import MlessError
+
+_EPILOG = (
+    "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
+    "the message; 130 interrupted, the same command goes on where it stopped."
+)
+_INTERRUPTED = 130
+# In the order of the help.
+_COMMANDS = {
+    "run": run,
+    "figure": figure,
+    "tune": tune,
+    "plan": plan,
+    "import": import_,
+    "studies": studies,
+    "models": models,
+}
+
+app = typer.Typer(
+    name="mless",
+    help="Measure what inserted filler tokens do to a language model's attention and to its answers.",
+    epilog=_EPILOG,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _command in _COMMANDS.items():
+    app.command(_name, epilog=_EPILOG)(spread(_command))
+
+
+def _version(show: bool) -> bool:
+    if show:
+        typer.echo(f"mless {__version__}")
+        raise typer.Exit
+    return show
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Entry point. Bad input is one line on standard error and exit code 2."""
+    # OpenMP's threads spin while they wait; on a machine with other work that makes a run four times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A precaution: a rerun must end with the same bits, so MKL may not choose threads and code paths anew.
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except MlessError as fault:
+        _fail(str(fault), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except Exception as fault:
+        if type(fault).__module__.startswith(("click", "typer")) and hasattr(fault, "format_message"):
+            context = getattr(fault, "ctx", None)
+            usage = f" (see: {context.command_path} --help)" if context is not None else ""
+            _fail(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        raise
+    # typer catches Ctrl-C itself and returns its exit code as the command's result.
+    if code == _INTERRUPTED:
+        _fail("interrupted; what is stored stays, the same command goes on from there", _INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"mless: {plain(' '.join(message.splitlines()))}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,132 @@
+"""Options that several commands take, each declared once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mless.cli.groups import StudyField
+
+
+def _with_escapes(text: str) -> str:
+    """A filler as it is typed: \\n, \\t and \\r stand for blanks, \\\\ for a backslash; any other backslash is itself."""
+    return re.sub(r"\\([nrt\\])", lambda found: {"n": "\n", "r": "\r", "t": "\t"}.get(found[1], "\\"), text)
+
+
+# ---- single options --------------------------------------------------------------------------------------------------
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Hub id, folder with safetensors, GGUF file (or a folder with one), or smollm2."
+    ),
+    StudyField(),
+]
+AnswerField = Annotated[str | None, typer.Option(help="Field that holds the answer (guessed otherwise)."), StudyField()]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="all, 1, or 1-3,7; only layers up to the last one are loaded and run."),
+    StudyField(),
+]
+Primary = Annotated[
+    str | None,
+    typer.Option(
+        help="Answers: the condition that is tested alone, the others by Holm among themselves; name it before the first answer."
+    ),
+    StudyField(),
+]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: any study field, as --set margins.drop=0.9.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions:
+    """How a model is loaded."""
+
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Tokenizer to use instead of the model's own: folder or hub id."),
+        StudyField(),
+    ] = None
+    # No study field: a study file must not be able to allow it.
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that the model's repository brings.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Where the questions come from."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="JSONL, JSON, CSV or Parquet file; a name in $MLESS_DATA; bundled; or arithmetic[:DIFFICULTY[:COUNT]] "
+            "(1, the default, has 200 distinct questions, 2 has 16,500, 3 and 4 more, 5 has 20,000, 6 has 4,000)."
+        ),
+        StudyField(),
+    ] = None
+    question_field: Annotated[
+        str | None, typer.Option(help="Field that holds the question (guessed otherwise)."), StudyField()
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """How many prompts are made, and in what form."""
+
+    limit: Annotated[int | None, typer.Option(help="Use only the first N items."), StudyField()] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", help="chat (the model's template), raw (as published), or auto."),
+        StudyField(),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillerOptions:
+    """What is inserted, and where."""
+
+    filler: Annotated[
+        str | None,
+        typer.Option(
+            parser=_with_escapes,
+            metavar="TEXT",
+            help="The mless filler, such as ' /': its tokens are repeated and cut to the length. \\n is a line break, \\t a tab, \\\\ a backslash.",
+        ),
+        StudyField(),
+    ] = None
+    length: Annotated[int | None, typer.Option(help="Filler length in tokens."), StudyField()] = None
+    placement: Annotated[
+        str | None,
+        typer.Option(help="before-system, before-question, end (of the user's turn), before-answer, or anywhere."),
+        StudyField(),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    """With what precision, on which device and from which seed."""
+
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="auto (what the device computes quickly), float32, bfloat16 or float16."),
+        StudyField(),
+    ] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …"), StudyField()] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random."), StudyField()] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the result goes, and how it is printed."""
+
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Result folder (under results/ otherwise).")] = None
+    as_json: Json = False

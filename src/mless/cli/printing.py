@@ -1,0 +1,94 @@
+"""What a command prints at its end: JSON, or a verdict, a table and where the report is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def plain(text: str) -> str:
+    """The text on one line: control characters are escaped, so that one in a file name cannot move the cursor."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def print_json(content: object) -> None:
+    typer.echo(json.dumps(content, ensure_ascii=False))
+
+
+def print_result(folder: Path, page: Path, note: str, *, as_json: bool, **more: object) -> None:
+    """What a finished result folder shows, and where its page is; `more` goes into the JSON only."""
+    from mless.figures.folder import holds_answers
+    from mless.report import summary
+
+    content = summary(folder)
+    if as_json:
+        print_json(content | more)
+        return
+    print_verdict(content["verdict"], note)
+    if holds_answers(folder):
+        _print_accuracy(folder)
+    typer.echo(f"\nreport: {plain(str(page))}")
+
+
+def print_verdict(lines: list[str], note: str = "") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    head, *rest = lines
+    console.print("")
+    # Wrapped at the terminal's width; in a pipe or a file a sentence stays on its line.
+    for line in (f"{head}{f' ({note})' if note else ''}", *(f"• {line}" for line in rest)):
+        console.print(plain(line), markup=False, soft_wrap=not console.is_terminal)
+
+
+def _print_accuracy(folder: Path) -> None:
+    """The table of an accuracy study: shares in per cent, differences in points."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mless.study.accuracy import accuracy_rows
+    from mless.study.form import mostly_form
+
+    def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
+        if value is None:
+            return "–"
+        return format(value * scale, form).replace("-", "−") if value else "0.0"
+
+    def between(lo: float | None, hi: float | None, form: str = ".1f") -> str:
+        return "" if lo is None else f" [{number(lo, form)}, {number(hi, form)}]"
+
+    columns = (
+        "condition",
+        "n",
+        "accuracy, %",
+        "Δ, points",
+        "A/A Δ",
+        "p",
+        "p (Holm)",
+        "can show ±",
+        "cut off, %",
+        "no answer, %",
+        "guessed, %",
+        "of Δ form",
+        "tokens",
+        "verdict",
+    )
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in accuracy_rows(folder):
+        metric = "" if row["metric"] == "pass@1" else f" ({row['metric']})"
+        table.add_row(
+            plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
+            number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
+            number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
+            number(row["no_answer"]), number(row.get("guessed")),
+            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
+        )  # fmt: skip
+    # A table whose cells are broken cannot be read, so without a terminal it gets the width it needs.
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        wide = Console(highlight=False, width=1000)
+        console = Console(highlight=False, width=max(console.width, wide.measure(table).maximum))
+    console.print("")
+    console.print(table)
