@@ -1,0 +1,41 @@
+"""The command as a whole: its help, words it does not know, and a quick start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from command_line import Command, refused
+
+import mless
+
+
+def test_help_and_version(command: Command) -> None:
+    assert command("--version").out == f"mless {mless.__version__}\n"
+    for words in ([], ["--help"], ["-h"]):
+        result = command(*words)
+        assert (result.code, result.err) == (0, "")
+        shown = " ".join(result.out.split())
+        assert "Layers and heads are numbered from 1." in shown
+        assert "Exit codes: 0 done; 1 a defect of mless" in shown
+        assert "2 bad input" in shown
+        assert "130 interrupted" in shown
+        assert all(name in shown for name in ("run", "figure", "studies", "models"))
+    for name in ("run", "figure", "studies", "models"):
+        assert "Layers and heads are numbered from 1." in " ".join(command(name, "--help").out.split())
+
+
+def test_unknown_studies(command: Command, tmp_path: Path) -> None:
+    refused(command("run", "quik"), "no study 'quik' (did you mean 'quick'?)", "or give a .toml file")
+    refused(command("figure", "fig99"), "no study 'fig99'", "fig20")
+    refused(command("figure", "quick"), "study 'quick' is for no figure", "mless studies")
+    refused(command("figure", "quick", "--heads", "1"), "study 'quick' is for no figure")
+    refused(command("walk"), "walk", "--help")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_own_start_is_light() -> None:
+    code = "import sys, mless.cli; print(sorted({'torch', 'transformers', 'scipy', 'pyarrow', 'matplotlib', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
