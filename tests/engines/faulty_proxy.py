@@ -5,23 +5,30 @@ A test module that imports `loopback_fixture` has the fixture `loopback`, which 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import select
 import socket
+import ssl
 import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 #: What can go wrong with one try. `slow` waits `FaultyServer.slowness` seconds before it answers; `cut` ends in mid body.
 FAULTS = ("429", "500", "503", "cut", "hang up", "reset", "slow", "html", "broken json")
+#: Answers that never end: a byte of the body now and then, one of the head, "100 Continue" again and again, a body without end.
+ENDLESS = ("drip", "trickle", "continue", "flood")
 HTML = b"<!doctype html><html><head><title>Gateway resting</title></head><body>Come back later</body></html>"
 
 
@@ -92,17 +99,38 @@ class FaultyServer:
         answer: Callable[[Asked], Answer],
         plan: Callable[[Asked], list[str]] = lambda asked: [],
         slowness: float = 3.0,
+        certificate: Path | None = None,
+        tunnel: FaultyServer | None = None,
     ) -> None:
-        self.answer, self.plan, self.slowness = answer, plan, slowness
+        """With `certificate` (a PEM file with its key) it speaks TLS. As a proxy it takes every CONNECT to `tunnel`."""
+        self.answer, self.plan, self.slowness, self.tunnel = answer, plan, slowness, tunnel
         self.asked: list[Asked] = []
+        self.connections = 0
         self.injected: Counter[str] = Counter()
         self.busy = self.peak = 0
         self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._open: set[socket.socket] = set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # connections are kept
+
+            def setup(self) -> None:
+                super().setup()
+                with server._lock:
+                    server.connections += 1
+                    server._open.add(self.connection)
+
+            def finish(self) -> None:
+                with server._lock:
+                    server._open.discard(self.connection)
+                super().finish()
+
+            def do_CONNECT(self) -> None:
+                server._connect(self)
+
             def do_GET(self) -> None:
                 server._serve(self)
 
@@ -118,7 +146,14 @@ class FaultyServer:
             def handle_error(self, request: Any, client_address: Any) -> None: ...  # clients hang up here, by design
 
         self._server = Server(("127.0.0.1", 0), Handler)
-        self.root = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.root = f"http{'s' if certificate else ''}://127.0.0.1:{self.port}"
         self.url = f"{self.root}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -129,6 +164,10 @@ class FaultyServer:
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
+            with self._lock:
+                for connection in self._open:
+                    with contextlib.suppress(OSError):  # the client may have closed it
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def rest(self, seconds: float) -> None:
         """Sleep, but not beyond the server's life: for slow answers."""
@@ -173,6 +212,32 @@ class FaultyServer:
         answer = self.answer(asked) if fault == "cut" else Answer()
         return Answer(answer.status, answer.body, answer.headers, fault)
 
+    def _connect(self, handler: BaseHTTPRequestHandler) -> None:
+        """Hand bytes to and fro, without looking into them."""
+        self.asked.append(Asked("CONNECT", handler.path, dict(handler.headers.items()), b""))
+        handler.close_connection = True
+        assert self.tunnel is not None
+        with socket.create_connection(("127.0.0.1", self.tunnel.port)) as inner:
+            handler.wfile.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+            ways = {handler.connection: inner, inner: handler.connection}
+            while not self._over.is_set():
+                for source in select.select(list(ways), [], [], 0.1)[0]:
+                    if not (data := source.recv(1 << 16)):
+                        return
+                    ways[source].sendall(data)
+
+    def _send_endless(self, handler: BaseHTTPRequestHandler, fault: str) -> None:
+        """Until the client hangs up, or for so long that a test without a deadline fails rather than waits for ever."""
+        heads = {"trickle": b"HTTP/1.1 200 OK\r\nX-Long: ", "flood": b"HTTP/1.1 200 OK\r\n\r\n"}
+        parts = {"trickle": b"x", "flood": bytes(1 << 20), "continue": b"HTTP/1.1 100 Continue\r\n\r\n"}
+        handler.close_connection = True
+        handler.wfile.write(heads.get(fault, b""))
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not self._over.is_set():
+            handler.wfile.write(parts[fault])
+            if fault == "trickle":
+                self.rest(0.02)
+
     def _send(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         if answer.fault == "hang up":
             handler.close_connection = True
@@ -181,6 +246,10 @@ class FaultyServer:
             # Closed with "no lingering", a socket sends a reset in place of a goodbye.
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             handler.connection.close()
+            handler.close_connection = True
+            return
+        if answer.fault in ENDLESS and answer.fault != "drip":
+            self._send_endless(handler, answer.fault)
             return
         handler.send_response(answer.status)
         for name, value in answer.headers.items():
@@ -194,7 +263,8 @@ class FaultyServer:
                 self.rest(0.1)
         else:
             handler.wfile.write(body)
-        handler.close_connection = True
+        if answer.fault or self._over.is_set():
+            handler.close_connection = True
 
 
 @pytest.fixture(name="loopback")

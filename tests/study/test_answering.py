@@ -619,6 +619,35 @@ def test_a_server_is_sent_text_where_no_tokenizer_is_given(
     assert about["engine"]["server"]["fingerprints"] == ["fp-7"]
 
 
+def test_the_key_is_stored_nowhere_even_if_the_server_repeats_it(
+    loopback: Callable[..., FaultyServer], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-very-secret-0123456789"
+    monkeypatch.setenv("MLESS_API_KEY", key)
+
+    def answer(asked: Asked) -> Answer:
+        seen = json.dumps(asked.headers)
+        usage = {"completion_tokens": 2**31}
+        models = Answer(body=json.dumps({"data": [{"id": seen}], "version": seen}).encode())
+        return completion(f"{seen} = 4", system_fingerprint=seen, usage=usage) if asked.method == "POST" else models
+
+    server, out = loopback(answer), tmp_path / "r"
+    chosen = {"model": "served", "data": str(sums), "conditions": "none,mless", "length": 5}
+    engine = {"accuracy.engine": "openai", "accuracy.base_url": server.url}
+    run_study(load_study("accuracy", chosen | engine), out)
+    answers = pl.read_parquet(out / "answers.parquet")
+    assert answers["text"].str.contains("Bearer [key]", literal=True).all()
+    assert answers["n_tokens"].is_null().all(), "2**31 tokens are no count"
+    files = [path for path in out.rglob("*") if path.is_file()]
+    for path in files:
+        # Parquet is compressed, so its cells are looked at instead of its bytes.
+        stored = (
+            str(pl.read_parquet(path).to_dicts()) if path.suffix == ".parquet" else path.read_bytes().decode("latin1")
+        )
+        assert key not in stored, path
+    assert {"answers.parquet", "study.json"} <= {path.name for path in files}
+
+
 def test_a_server_is_sent_token_ids_where_a_tokenizer_is_given(
     served: Callable[..., Server], sums: Path, tiny: Path, tmp_path: Path
 ) -> None:

@@ -1,70 +1,33 @@
-"""Answers from any OpenAI-compatible server: vLLM, llama.cpp, ``transformers serve``, a hosted one.
-
-Only the standard library is used: one connection per request, so that a stale one is never taken for a dead server, and a socket that can
-be shut from outside, so that an answer no longer wanted does not keep a thread waiting.
-"""
+"""Answers from any OpenAI-compatible server: vLLM, llama.cpp, ``transformers serve``, a hosted one."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import email.utils
-import http.client
-import json
-import os
-import queue
-import random
+import asyncio
+import functools
 import re
-import socket
-import ssl
-import threading
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
-from urllib.parse import SplitResult, unquote, urlsplit
 
+import httpx2
+
+from mless.engines import wire
 from mless.engines.base import Decoding, Finish, Reply, Request
+from mless.engines.wire import KEY_VARIABLES, Again, Background, Page, Server, Session, Stopped, plain
 from mless.errors import BadStudy, EngineFault
 
-#: The key is read from the first of these that is set, each time a request is sent. No object keeps it.
-KEY_VARIABLES = ("MLESS_API_KEY", "OPENAI_API_KEY")
 #: `Reply.n_tokens` where the server does not say it and no tokenizer was given. An estimate would be taken for a count.
 UNKNOWN_TOKENS = -1
 
-_FIRST_WAIT = 1.0  # seconds; doubled with every further try of one request
-_LONGEST_WAIT = 60.0
-_LONGEST_ASKED = 600.0  # a server that asks for more than this has a quota, not a rush
-_CONNECT_WITHIN = 10.0
-_BODY_LIMIT = 1 << 26
+_MOST_TOKENS = 2**31 - 1  # what the column `n_tokens` holds; no answer is so long
 _V1 = "base_url should be the part before /chat/completions, which mostly ends in /v1, as http://localhost:8000/v1"
 
 
-class _Again(Exception):
-    """Worth another try. `odd` answers, which no working server gives, are tried once more only before the first proper one."""
-
-    def __init__(self, kind: str, what: str, *, wait: float | None = None, odd: bool = False) -> None:
-        super().__init__(what)
-        self.kind, self.what, self.wait, self.odd = kind, what, wait, odd
-
-
-class _NoLongerWanted(Exception):
-    """The run was closed, or another request's fault ended it."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Page:
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """For the user's ear, once for each kind: with many requests under way, every one would flood the screen."""
+class _Notice:
+    """For the user, once for each kind: with many requests under way, every one would flood the screen."""
 
     kind: str
     text: str
@@ -77,62 +40,6 @@ class _Drawn:
     tokens: int | None
     finish: Finish
     reason: str
-
-
-@dataclass
-class _Run:
-    """One `generate` under way: what its threads share. `ended` is at once; `winding_down` lets what is on the wire come home."""
-
-    requests: Iterator[Request]
-    decoding: Decoding
-    events: queue.SimpleQueue[_Drawn | _Told | BaseException | None] = field(default_factory=queue.SimpleQueue)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    winding_down: threading.Event = field(default_factory=threading.Event)
-    ended: bool = False
-    hold_until: float = 0.0
-    sockets: set[socket.socket] = field(default_factory=set[socket.socket])
-    threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
-    repeated: Counter[str] = field(default_factory=Counter[str])
-
-    def next_request(self) -> Request | None:
-        with self.lock:
-            return None if self.winding_down.is_set() else next(self.requests, None)
-
-    def wait(self, seconds: float) -> None:
-        """Wait, and as long as the server asked everyone to; waked when the run is over."""
-        until = time.monotonic() + seconds
-        while (left := max(until, self.hold_until) - time.monotonic()) > 0:
-            if self.winding_down.wait(left):
-                break
-        if self.winding_down.is_set():
-            raise _NoLongerWanted
-
-    def hold(self, seconds: float) -> None:
-        with self.lock:
-            self.hold_until = max(self.hold_until, time.monotonic() + seconds)
-
-    def enter(self, connection: socket.socket) -> None:
-        with self.lock:
-            if self.ended:
-                raise _NoLongerWanted
-            self.sockets.add(connection)
-
-    def leave(self, connection: socket.socket) -> None:
-        with self.lock:
-            self.sockets.discard(connection)
-
-    def end(self) -> None:
-        """Shut every connection and see the threads off. One that is still connecting ends by itself within seconds."""
-        self.winding_down.set()
-        with self.lock:
-            self.ended = True
-            for connection in self.sockets:
-                with contextlib.suppress(OSError):  # the other side may have closed it already
-                    connection.shutdown(socket.SHUT_RDWR)
-        until = time.monotonic() + 2.0
-        for thread in self.threads:
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
 
 
 def _silent(told: str) -> None: ...
@@ -158,8 +65,7 @@ class OpenAIEngine:
         retries: int = 6,
         say: Callable[[str], None] = _silent,
     ) -> None:
-        self._base = _checked(base_url)
-        self.base_url = self._base.geturl()
+        self.base_url = wire.checked_address(base_url)
         self.model = model
         if concurrency < 1:
             raise BadStudy(f"concurrency must be at least 1 request at a time, got {concurrency}")
@@ -167,15 +73,15 @@ class OpenAIEngine:
             raise BadStudy(f"timeout must be a number of seconds above 0, got {timeout}")
         if retries < 0:
             raise BadStudy(f"retries must be 0 or more, got {retries}")
-        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+        self.concurrency = concurrency
+        self._server = Server(self.base_url, timeout, retries)
         self._tokenizer = tokenizer
         self._say = say
         self._said: set[str] = set()
-        self._runs: list[_Run] = []
-        self._proven = False  # whether this server has given one proper answer
+        self._runs: list[Background[_Drawn | _Notice]] = []
         self._fingerprints: set[str] = set()
-        self._server: dict[str, Any] | None = None
-        _key_header()  # a key that cannot be sent is told now
+        self._server_says: dict[str, Any] | None = None
+        wire.key_header()  # a key that cannot be sent is told now
 
     def __repr__(self) -> str:
         return f"OpenAIEngine({self.base_url!r}, {self.model!r})"
@@ -190,9 +96,9 @@ class OpenAIEngine:
 
     def about(self) -> dict[str, Any]:
         """What is recorded. The server is asked for its models and version once; what it does not say is left out."""
-        if self._server is None:
-            self._server = self._ask_about()
-        server = dict(self._server)
+        if self._server_says is None:
+            (self._server_says,) = Background[dict[str, Any]](self._ask_about)
+        server = dict(self._server_says)
         if self._fingerprints:
             server["fingerprints"] = sorted(self._fingerprints)
         return {
@@ -206,7 +112,7 @@ class OpenAIEngine:
     def close(self) -> None:
         """End what is under way. Answers already handed out stay with who has them."""
         for run in list(self._runs):
-            run.end()
+            run.cancel()
 
     def __enter__(self) -> OpenAIEngine:
         return self
@@ -222,93 +128,61 @@ class OpenAIEngine:
         if not requests:
             return
         self._warn_before(requests)
-        run = _Run(iter(requests), decoding)
-        run.threads = [
-            threading.Thread(target=self._work, args=(run,), name=f"mless-openai-{number}", daemon=True)
-            for number in range(min(workers, len(requests)))
-        ]
+        repeated: Counter[str] = Counter()
+        run = Background(functools.partial(self._work, requests, decoding, workers, repeated))
         self._runs.append(run)
-        working, done, fault = len(run.threads), 0, None
+        done, fault = 0, None
         try:
-            for thread in run.threads:
-                thread.start()
-            while working:
-                try:
-                    # A time limit, because on some systems Ctrl-C does not reach a wait without one.
-                    event = run.events.get(timeout=0.25)
-                except queue.Empty:
-                    continue
-                if event is None:
-                    working -= 1
-                elif isinstance(event, _Told):
+            for event in run:
+                if isinstance(event, _Notice):
                     self._say_once(event.kind, event.text)
-                elif isinstance(event, _Drawn):
+                else:
                     done += 1
                     yield self._reply(event, decoding)
-                elif fault is None:
-                    fault = event
+        except EngineFault as error:
+            fault = error
         finally:
-            run.end()
+            run.cancel()
             self._runs.remove(run)
-        if fault is not None and not isinstance(fault, EngineFault):
-            raise fault
         if fault is None and done < len(requests):
             fault = EngineFault("the engine was closed while answers were being drawn")
         if fault is not None:
             raise EngineFault(
                 f"{fault}. {done} of the {len(requests)} answers asked for have come and are kept; the same command goes on from there"
             )
-        if run.repeated:
-            kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(run.repeated.items()))
+        if repeated:
+            kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(repeated.items()))
             self._say(
-                f"{run.repeated.total()} requests had to be sent again ({kinds}); each of the {done} was answered once"
+                f"{repeated.total()} requests had to be sent again ({kinds}); each of the {done} was answered once"
             )
 
-    def _work(self, run: _Run) -> None:
-        try:
-            while (request := run.next_request()) is not None:
-                run.events.put(self._drawn(request, run))
-        except _NoLongerWanted:
-            pass
-        except BaseException as fault:  # noqa: BLE001 - raised again in the thread that reads the replies
-            run.events.put(fault)
-            run.winding_down.set()
-        finally:
-            run.events.put(None)
+    async def _work(
+        self,
+        requests: list[Request],
+        decoding: Decoding,
+        workers: int,
+        repeated: Counter[str],
+        put: Callable[[_Drawn | _Notice], None],
+    ) -> None:
+        """All requests, by `workers` at once. After a fault nothing more is sent; answers under way still arrive."""
+        left, faults = iter(requests), list[Exception]()
 
-    def _drawn(self, request: Request, run: _Run) -> _Drawn:
-        """The answer to one request, with as many tries as it takes and is allowed."""
-        tries = odd = 0
-        while True:
-            run.wait(0.0)
+        async def worker(session: Session) -> None:
             try:
-                return self._try(request, run)
-            except _Again as again:
-                fault = again
-            tries, odd = tries + 1, odd + fault.odd
-            if tries > self.retries or (odd > 1 and not self._proven):
-                raise EngineFault(f"{fault.what}; tried {tries} times" if tries > 1 else fault.what)
-            jitter = random.random()
-            if fault.wait is None:
-                wait = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * (0.5 + 0.5 * jitter)
-            else:
-                wait = fault.wait + 0.25 * _FIRST_WAIT * jitter  # not everyone at the same instant
-                run.hold(fault.wait)
-            with run.lock:
-                run.repeated[fault.kind] += 1
-            run.events.put(_Told(fault.kind, f"{fault.what}; trying again"))
-            run.wait(wait)
+                while not session.stopping and (request := next(left, None)) is not None:
+                    path, asked = self._payload(request, decoding)
+                    put(await session.ask(path, asked, functools.partial(self._read, session, request, asked)))
+            except Stopped:
+                pass
+            except Exception as fault:  # noqa: BLE001 - raised below, when the others have ended
+                faults.append(fault)
+                session.stop()
 
-    def _try(self, request: Request, run: _Run) -> _Drawn:
-        path, asked = self._payload(request, run.decoding)
-        page = self._call("POST", self._address(path), asked, self.timeout, run)
-        if page.status in (408, 409, 425, 429) or (page.status >= 500 and page.status != 501):
-            raise self._again(page)
-        if not 200 <= page.status < 300:
-            raise self._refused(page, request, asked)
-        read = self._read(page, request)
-        self._proven = True
-        return read
+        async with Session(self._server, lambda kind, text: put(_Notice(kind, text))) as session:
+            await asyncio.gather(*(worker(session) for _ in range(min(workers, len(requests)))))
+            repeated.update(session.repeated)
+        if faults:
+            raise faults[0]
 
     def _payload(self, request: Request, decoding: Decoding) -> tuple[str, dict[str, Any]]:
         asked: dict[str, Any] = {
@@ -350,6 +224,9 @@ class OpenAIEngine:
                 f"the server does not count its tokens: n_tokens is {UNKNOWN_TOKENS}, not known (give --tokenizer to have them counted)",
             )
             tokens = UNKNOWN_TOKENS
+        if (blanked := wire.answer_without_key(text)) != text:
+            text = blanked
+            self._say_once("key in answers", "the server repeats our key in its answers; it is stored as [key]")
         # Some servers leave the stop text in, some cannot stop at it.
         if found := [at for stop in decoding.stop if (at := text.find(stop)) >= 0]:
             text, finish = text[: min(found)], "stop"
@@ -357,22 +234,10 @@ class OpenAIEngine:
 
     # ---- what a server answers ----
 
-    def _again(self, page: _Page) -> _Again | EngineFault:
-        says = _said_by(page)
-        if page.status == 429 and "insufficient_quota" in page.body.decode("utf-8", "replace"):
-            return EngineFault(f"{self.base_url} says that the quota is used up: {says}; refill it or wait")
-        wait = _retry_after(page.headers.get("Retry-After"))
-        if wait is not None and wait > _LONGEST_ASKED:
-            return EngineFault(
-                f"{self.base_url} answers {page.status} and asks to come back in {wait / 60:.0f} minutes: {says}"
-            )
-        asks = f" and asks to wait {wait:.0f} s" if wait else ""
-        return _Again(str(page.status), f"{self.base_url} answers {page.status}{asks}: {says}", wait=wait)
-
-    def _refused(self, page: _Page, request: Request, asked: dict[str, Any]) -> EngineFault:
-        says, status = _said_by(page), page.status
+    async def _refused(self, session: Session, page: Page, request: Request, asked: dict[str, Any]) -> EngineFault:
+        says, status = page.says(), page.status
         if status in (401, 403):
-            name = _key_variable()
+            name = wire.key_variable()
             if name is None:
                 return EngineFault(
                     f"{self.base_url} demands a key ({status}: {says}), and none is set; put it into the environment: "
@@ -381,17 +246,20 @@ class OpenAIEngine:
             return EngineFault(
                 f"{self.base_url} refuses the key in ${name} ({status}: {says}); set {name} to a valid one"
             )
-        where = f"item {request.item!r} of {request.condition!r}"
         if 300 <= status < 400:
-            target = _plain(page.headers.get("Location") or "elsewhere")
+            target = plain(page.headers.get("Location") or "elsewhere")
             return EngineFault(
                 f"{self.base_url} sends on to {target} ({status}), which is not followed; give the right base_url"
             )
-        return EngineFault(f"{self.base_url} refuses {where} ({status}: {says}); {self._likely(page, says, asked)}")
+        where, likely = (
+            f"item {request.item!r} of {request.condition!r}",
+            await self._likely(session, page, says, asked),
+        )
+        return EngineFault(f"{self.base_url} refuses {where} ({status}: {says}); {likely}")
 
-    def _likely(self, page: _Page, says: str, asked: dict[str, Any]) -> str:
+    async def _likely(self, session: Session, page: Page, says: str, asked: dict[str, Any]) -> str:
         text = says.lower()
-        if page.status == 405 or _is_html(page) or re.fullmatch(r"(\w+ )?not found\.?|no words", text):
+        if page.status == 405 or page.is_html or re.fullmatch(r"(\w+ )?not found\.?|no words", text):
             return _V1
         if "top_k" in text and "top_k" in asked:
             return "this server does not know top_k; leave it at 0"
@@ -400,102 +268,53 @@ class OpenAIEngine:
         if "prompt" in asked and re.search(r"prompt|token|\bstr(ing)?\b|\binput\b", text):
             return "it may not accept prompts as token ids: run without --tokenizer, so that text is sent"
         if page.status == 404 or re.search(r"model|pinned", text):
-            served = self._served_models()
+            served = await self._served_models(session)
             return (
                 f"it serves: {', '.join(served)}; choose with --model" if served else "is --model the name it serves?"
             )
         return f"if that does not say it: {_V1}"
 
-    def _read(self, page: _Page, request: Request) -> _Drawn:
-        odd = _is_html(page) or not page.body.lstrip().startswith(b"{")
-        try:
-            body: Any = json.loads(page.body)
-        except (ValueError, RecursionError):
-            body = None
-        if odd and not isinstance(body, dict):
-            what = "an HTML page" if _is_html(page) else "something that is no JSON object"
-            raise _Again("page", f"{self.base_url} answers with {what} ({_said_by(page)}); {_V1}", odd=True)
+    async def _read(self, session: Session, request: Request, asked: dict[str, Any], page: Page) -> _Drawn:
+        if not 200 <= page.status < 300:
+            raise await self._refused(session, page, request, asked)
+        body = page.json()
+        if not isinstance(body, dict) and (page.is_html or not page.body.lstrip().startswith(b"{")):
+            what = "an HTML page" if page.is_html else "something that is no JSON object"
+            raise Again("page", f"{self.base_url} answers with {what} ({page.says()}); {_V1}", odd=True)
         if body is None:
-            raise _Again("broken body", f"{self.base_url} answers with broken JSON ({len(page.body)} bytes)")
-        choices = body.get("choices")
+            raise Again("broken body", f"{self.base_url} answers with broken JSON ({len(page.body)} bytes)")
+        fields = cast("dict[str, Any]", body)
+        choices = fields.get("choices")
         first: Any = choices[0] if isinstance(choices, list) and choices else None
         text = _text_of(first)
         if text is None:
-            raise _Again("no choices", f"{self.base_url} answers without choices ({_said_by(page)}); {_V1}", odd=True)
-        usage = body.get("usage")
-        count = cast("dict[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(fingerprint := body.get("system_fingerprint"), str):
-            self._fingerprints.add(_plain(fingerprint))
-        reason = _plain(str(first.get("finish_reason") or "stop"))
-        return _Drawn(
-            request,
-            text,
-            count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None,
-            "length" if reason == "length" else "stop",
-            reason,
-        )
-
-    # ---- the wire ----
-
-    def _address(self, path: str) -> SplitResult:
-        return self._base._replace(path=f"{self._base.path}{path}")
-
-    def _call(
-        self, method: str, address: SplitResult, asked: dict[str, Any] | None, timeout: float, run: _Run | None
-    ) -> _Page:
-        """One exchange. The fault is raised outside of the ``except``, so that no frame that held the key hangs on it."""
-        where, body = self.base_url, None if asked is None else json.dumps(asked).encode()
-        try:
-            return _exchange(method, address, body, timeout, run)
-        except ssl.SSLCertVerificationError as error:
-            fault: Exception = EngineFault(
-                f"{where}: its certificate cannot be trusted ({_plain(error.verify_message)}); set SSL_CERT_FILE to its authority's"
-            )
-        except TimeoutError:
-            fault = _Again(
-                "timeout", f"{where} gave no whole answer within {timeout:g} s (raise timeout if it is merely slow)"
-            )
-        except http.client.IncompleteRead as error:
-            fault = _Again("cut", f"{where} cut the connection in mid answer ({_plain(str(error))})")
-        except (OSError, http.client.HTTPException) as error:
-            why = _plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-            fault = _Again(
-                "no connection",
-                f"{where} cannot be reached or hangs up ({why}); is the server running, and base_url right?",
-            )
-        if run is not None and run.ended:
-            fault = _NoLongerWanted()
-        raise fault
+            raise Again("no choices", f"{self.base_url} answers without choices ({page.says()}); {_V1}", odd=True)
+        if isinstance(fingerprint := fields.get("system_fingerprint"), str):
+            self._fingerprints.add(plain(fingerprint))
+        reason = plain(str(first.get("finish_reason") or "stop"))
+        return _Drawn(request, text, _count_in(fields), "length" if reason == "length" else "stop", reason)
 
     # ---- what the server says of itself ----
 
-    def _served_models(self) -> list[str]:
-        found = self._get(self._address("/models"))
-        data: Any = found.get("data")
+    async def _served_models(self, session: Session) -> list[str]:
+        data: Any = (await session.get(f"{self.base_url}/models")).get("data")
         if not isinstance(data, list):
             return []
         ids = (entry.get("id") for entry in cast("list[Any]", data) if isinstance(entry, dict))
-        return sorted(_plain(name) for name in ids if isinstance(name, str))[:20]
+        return sorted(plain(name) for name in ids if isinstance(name, str))[:20]
 
-    def _ask_about(self) -> dict[str, Any]:
+    async def _ask_about(self, put: Callable[[dict[str, Any]], None]) -> None:
         said: dict[str, Any] = {}
-        if models := self._served_models():
-            said["models"] = models
-        if self._base.path.endswith("/v1"):
-            outside = self._base._replace(path=f"{self._base.path.removesuffix('/v1')}/version")  # where vLLM says it
-            version = self._get(outside).get("version")
-            if isinstance(version, str):
-                said["version"] = _plain(version)
-        return said
-
-    def _get(self, address: SplitResult) -> dict[str, Any]:
-        """A JSON object that is nice to have: {} where the server has none."""
-        try:
-            page = self._call("GET", address, None, min(self.timeout, _CONNECT_WITHIN), None)
-            body = json.loads(page.body) if page.status == 200 else None
-        except (_Again, EngineFault, ValueError, RecursionError):
-            return {}
-        return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+        async with Session(self._server) as session:
+            if models := await self._served_models(session):
+                said["models"] = models
+            if self.base_url.endswith("/v1"):
+                version = (await session.get(f"{self.base_url.removesuffix('/v1')}/version")).get(
+                    "version"
+                )  # vLLM's place
+                if isinstance(version, str):
+                    said["version"] = plain(version)
+        put(said)
 
     # ---- what the user is told ----
 
@@ -506,14 +325,15 @@ class OpenAIEngine:
                 "prompts are sent as text: the server's own chat template and tokenizer make the tokens, so how many tokens the filler "
                 "has and where they stand is not under our control; give --tokenizer to send token ids (vLLM and llama.cpp take them)",
             )
-        name, host = _key_variable(), cast(str, self._base.hostname)
-        if name is None or _is_loopback(host):
+        name, url = wire.key_variable(), httpx2.URL(self.base_url)
+        host = url.host
+        if name is None or wire.is_loopback(host):
             return
-        if self._base.scheme == "http":
+        if url.scheme == "http":
             self._say_once(
                 "key", f"the key in ${name} goes to {host} unencrypted; use https:// where the server has it"
             )
-        elif name == KEY_VARIABLES[1] and not host.endswith("openai.com"):
+        elif name == KEY_VARIABLES[1] and not f".{host}".endswith(".openai.com"):
             self._say_once(
                 "key", f"the key in ${name} is sent to {host}; set {KEY_VARIABLES[0]} if that server has one of its own"
             )
@@ -522,91 +342,6 @@ class OpenAIEngine:
         if kind not in self._said:
             self._said.add(kind)
             self._say(text)
-
-
-def _exchange(method: str, address: SplitResult, body: bytes | None, timeout: float, run: _Run | None) -> _Page:
-    deadline = time.monotonic() + timeout
-    connection, target, headers = _connection(address, min(timeout, _CONNECT_WITHIN))
-    wire: socket.socket | None = None
-    try:
-        connection.connect()
-        wire = connection.sock
-        assert wire is not None
-        if run is not None:
-            run.enter(wire)
-        wire.settimeout(max(deadline - time.monotonic(), 0.001))
-        connection.request(method, target, body, headers | _key_header())
-        with connection.getresponse() as response:
-            content = bytearray()
-            while not response.isclosed():
-                # Against a server that sends a byte now and then, the time left is counted down, not begun anew.
-                if (left := deadline - time.monotonic()) <= 0:
-                    raise TimeoutError
-                wire.settimeout(left)
-                part = response.read1(1 << 16)
-                content += part
-                if not part:
-                    break
-                if len(content) > _BODY_LIMIT:
-                    raise http.client.HTTPException(f"an answer of more than {_BODY_LIMIT >> 20} MiB")
-            if response.length:
-                raise http.client.IncompleteRead(bytes(content), response.length)
-            return _Page(response.status, response.headers, bytes(content))
-    finally:
-        if wire is not None and run is not None:
-            run.leave(wire)
-        connection.close()
-
-
-def _connection(address: SplitResult, timeout: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """A connection to the server, through the environment's proxy where there is one; the target; the headers without the key."""
-    host, secure = cast(str, address.hostname), address.scheme == "https"
-    port = address.port or (443 if secure else 80)
-    headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
-    given = None if _is_loopback(host) else urllib.request.getproxies().get(address.scheme)
-    if not given or urllib.request.proxy_bypass(f"{host}:{port}"):
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(host, port, timeout=timeout), address.path, headers
-    proxy = urlsplit(given if "://" in given else f"http://{given}")
-    pass_on: dict[str, str] = {}
-    if proxy.username:
-        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-        pass_on["Proxy-Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-    at, through = proxy.hostname or "localhost", proxy.port or 80
-    if secure:
-        tunnel = http.client.HTTPSConnection(at, through, timeout=timeout)
-        tunnel.set_tunnel(host, port, pass_on)
-        return tunnel, address.path, headers
-    return http.client.HTTPConnection(at, through, timeout=timeout), address.geturl(), headers | pass_on
-
-
-def _checked(base_url: str) -> SplitResult:
-    """The parts of a base_url that may be written down: one with a login or a query is refused, and not repeated."""
-    try:
-        parts = urlsplit(base_url.strip())
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        parts, host, port = SplitResult("", "", "", "", ""), None, None
-    if parts.username is not None or parts.password is not None or "@" in parts.netloc:
-        raise EngineFault(
-            "base_url holds a login (user:password@host), which would be written into the results; "
-            f"leave it out and put the key into the environment: export {KEY_VARIABLES[0]}=…"
-        )
-    if parts.query or parts.fragment or "?" in base_url or "#" in base_url:
-        raise EngineFault(
-            "base_url holds a query (?…), which may be a key and would be written into the results; "
-            f"leave it out and put the key into the environment: export {KEY_VARIABLES[0]}=…"
-        )
-    if parts.scheme not in ("http", "https") or not host or not base_url.isprintable() or " " in base_url.strip():
-        raise EngineFault(
-            f"base_url must be an http:// or https:// address, as http://localhost:8000/v1, got {base_url[:200]!r}"
-        )
-    path = parts.path.rstrip("/")
-    for tail in ("/chat/completions", "/completions", "/models"):
-        if path.endswith(tail):
-            raise EngineFault(f"base_url must end before {tail}, which is added to it, got {base_url[:200]!r}")
-    netloc = f"[{host}]" if ":" in host else host
-    return SplitResult(parts.scheme, netloc if port is None else f"{netloc}:{port}", path, "", "")
 
 
 def _check_request(request: Request) -> None:
@@ -623,48 +358,12 @@ def _check_request(request: Request) -> None:
         raise EngineFault(f"{where}: expected token ids or messages, got {'both' if request.messages else 'neither'}")
 
 
-def _key_variable() -> str | None:
-    return next((name for name in KEY_VARIABLES if os.environ.get(name, "").strip()), None)
-
-
-def _key_header() -> dict[str, str]:
-    name = _key_variable()
-    if name is None:
-        return {}
-    key = os.environ[name].strip()
-    # http.client would say so itself, and show the key.
-    if not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise EngineFault(f"the key in ${name} holds spaces or other characters that no key has; set it anew")
-    return {"Authorization": f"Bearer {key}"}
-
-
-def _plain(text: str) -> str:
-    """A stranger's words on one short line, without our key (some servers repeat it) and without control characters."""
-    for name in KEY_VARIABLES:
-        if key := os.environ.get(name, "").strip():
-            text = text.replace(key, "[key]")
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return text if len(text) <= 300 else f"{text[:299]}…"
-
-
-def _is_html(page: _Page) -> bool:
-    return "html" in (page.headers.get("Content-Type") or "").lower() or page.body.lstrip().startswith(b"<")
-
-
-def _said_by(page: _Page) -> str:
-    """The server's own message, wherever it keeps it."""
-    text = page.body[:100_000].decode("utf-8", "replace")
-    if _is_html(page):
-        title = re.search(r"<title[^>]*>([^<]*)", text, re.IGNORECASE)
-        return _plain(title[1]) or "HTML" if title else "HTML"
-    try:
-        body: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return _plain(text) or "no words"
-    for name in ("error", "message", "detail"):
-        if isinstance(body, dict) and (inner := cast("dict[str, Any]", body).get(name)):
-            body = inner
-    return _plain(body if isinstance(body, str) else json.dumps(body, ensure_ascii=False))
+def _count_in(body: dict[str, Any]) -> int | None:
+    """The tokens that the server counted; None where it says nothing, or nonsense."""
+    usage = body.get("usage")
+    count = cast("dict[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else None
+    known = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_TOKENS
+    return cast(int, count) if known else None
 
 
 def _text_of(choice: Any) -> str | None:
@@ -688,21 +387,3 @@ def _text_of(choice: Any) -> str | None:
         return None
     # Half a surrogate pair is valid in JSON and in no file.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from a number or a date; None where the header is missing or nonsense."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return None
-    return max(seconds, 0.0) if seconds == seconds else None
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
