@@ -23,8 +23,9 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("Triton is not installed; it exists for Linux only")
     path = tmp_path_factory.mktemp("interpreted") / "answers.pt"
     tests = Path(__file__).parent.parent
+    places = [str(tests), str(tests / "engines"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
-        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}{os.pathsep}{tests / 'engines'}",
+        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places),
     }  # fmt: skip
     command = [sys.executable, str(request.path), str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -70,12 +70,13 @@ CASES = [(1, "floats"), (300, "equals"), (300, "nearly all hidden")]
 
 def main(path: str) -> None:
     from mless.kernels import sampling_triton
+    from mless.kernels.sampling import CLOSE
 
     sampling_triton._BLOCK, sampling_triton._PART = BLOCK, PART
 
     def tokens(logits: Tensor, draws: Tensor, name: str) -> Tensor:
         temperature, top_k, top_p = CUTS[name]
-        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p)
+        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p, close=CLOSE)
 
     found = {
         f"{size}, {kind}, {name}": tokens(logits_of(size, kind), draws_of(size), name)
@@ -97,7 +98,7 @@ def main(path: str) -> None:
         found[name] = tokens(torch.full((ROWS, 300), value), draws, "the 5 highest")
     for size, top_p, _ in EQUALS:
         found[f"{size} equals, {top_p}"] = sampling_triton.drawn(
-            torch.zeros(1, size), torch.zeros(1, 1).double(), 1.0, 0, top_p
+            torch.zeros(1, size), torch.zeros(1, 1).double(), 1.0, 0, top_p, close=CLOSE
         )
     torch.save(found, path)
 

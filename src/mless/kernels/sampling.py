@@ -28,7 +28,7 @@ def drawn(
     if triton_serves(logits):
         from mless.kernels import sampling_triton
 
-        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p)
+        return sampling_triton.drawn(logits, draws, temperature, top_k, top_p, close=CLOSE)
     # From the highest on, which stays finite at any temperature.
     scores = logits.float()
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature

@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mless.kernels.sampling import CLOSE
-
 _LOG2E = 1.4426950408889634
 #: A temperature's inverse that is still a float: the highest token weighs 1 then, and all others nothing.
 _WARMEST = 1e30
@@ -35,8 +33,11 @@ _NAMED = 1024
 _BITS = {torch.bfloat16: (0x7FFF0000, 8), torch.float16: (0x7FFFE000, 10), torch.float32: (0x7FFFFFFF, 16)}
 
 
-def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """A token for each row of `logits` (rows × vocabulary), by its number from [0, 1) in `draws` (rows × 1, fp64)."""
+def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: float, *, close: float) -> Tensor:
+    """A token for each row of `logits` (rows × vocabulary), by its number from [0, 1) in `draws` (rows × 1, fp64).
+
+    A sum that is within `close` of the cut of p counts as on it.
+    """
     logits = logits if logits.dtype in _BITS else logits.float()
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     rows, size = logits.shape
@@ -59,7 +60,7 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
             )  # fmt: skip
         _drawn_kernel[(rows,)](
             logits, values, places, counts, draws.contiguous(), out, size, logits.stride(0),
-            min(_LOG2E / temperature, _WARMEST), top_k, 1 - top_p + CLOSE, parts,
+            min(_LOG2E / temperature, _WARMEST), top_k, 1 - top_p + close, parts,
             IN_PARTS=in_parts, NAMED=named, MANY=triton.next_power_of_2(parts),
             CUT_K=0 < top_k < size, CUT_P=top_p < 1, BLOCK=_BLOCK, STAGES=_STAGES, **bits, num_warps=16,
         )  # fmt: skip
