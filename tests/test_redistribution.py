@@ -290,7 +290,7 @@ def test_the_input_is_left_as_it_is_and_may_be_empty():
         ({"p1": 100.5}, "at most 100, got 100.5"),
         ({"c": 0.1, "fraction": 0.2}, "give one of them"),
         ({"scope": "batch"}, "no scope 'batch'; there are: token, sequence, tensor"),
-        ({"rule": "multiply"}, "no rule 'multiply'; there are: replace, add"),
+        ({"rule": "multiply"}, "no ARM rule 'multiply'; there are: replace, add"),
         ({"preset": "gpt-9"}, "no preset 'gpt-9'.*qwen2.5-math-7b"),
         ({"layers": [4]}, "no layer 4: layers 1 to 3 are there"),
         ({"layers": [0]}, "no layer 0: layers are numbered from 1"),

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mless.arm_rules import ArmRule, rules
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.kernels import redistributing
 from mless.models import LoadedModel
@@ -55,6 +56,18 @@ def redistribute(
         raise BadStudy(
             f"redistribute takes settings or their fields, got both: {', '.join(sorted(parameters))}; leave one out"
         )
+    return _redistributed(activations, settings, rules.get(settings.rule), real, positions, seeds)
+
+
+def _redistributed(
+    activations: Float[Tensor, "rows tokens units"],
+    settings: ArmSettings,
+    rule: ArmRule,
+    real: Bool[Tensor, "rows tokens"] | None,
+    positions: Int[Tensor, "rows tokens"] | None,
+    seeds: Int[Tensor, " rows"] | None,
+) -> Float[Tensor, "rows tokens units"]:
+    """`redistribute` with the rule looked up: a compiler that looks into this cannot look into a search for plugins."""
     if not isinstance(activations, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadStudy(f"redistribute takes a tensor of rows × tokens × units, got {type(activations).__name__}")
     if activations.ndim != 3 or not activations.is_floating_point():
@@ -71,7 +84,7 @@ def redistribute(
     ):
         if given is not None and tuple(given.shape) != shape:
             raise BadStudy(f"redistribute: {what} must have the shape {shape}, got {tuple(given.shape)}")
-    if settings.scope == "token" and redistributing.fits(activations):
+    if redistributing.serves(settings, rule) and redistributing.fits(activations):
         out = redistributing.rows(activations, settings, positions=positions, seeds=seeds)
         return out if real is None else torch.where(real[..., None], out, activations)
     if positions is None:
@@ -87,8 +100,7 @@ def redistribute(
     share = uniform(seeds, positions, units).reshape(pools.shape)
     values = pools.float()
     drawn = torch.where(values < 0, -share * bottom, share * top)
-    new = drawn if settings.rule == "replace" else values + drawn
-    out = torch.where(chosen, new.to(pools.dtype), pools).reshape(activations.shape)
+    out = torch.where(chosen, rule.new(values, drawn).to(pools.dtype), pools).reshape(activations.shape)
     return out if real is None else torch.where(real[..., None], out, activations)
 
 
@@ -324,11 +336,12 @@ class _Hook:
     def __init__(self, handle: ArmHandle, point: ActivationPoint) -> None:
         self._handle, self._layer = handle, point.layer
         self._settings = of_layer(handle.settings, point.layer)
+        self._rule = rules.get(handle.settings.rule)
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         call = self._handle.context(output, self._layer)
         shaped = output.reshape(*call.shape, output.shape[-1])
-        new = redistribute(shaped, self._settings, real=call.real, positions=call.positions, seeds=call.seeds)
+        new = _redistributed(shaped, self._settings, self._rule, call.real, call.positions, call.seeds)
         return new.reshape(output.shape)
 
 
@@ -340,9 +353,8 @@ class _Fused:
         self._owner: Any = point.owner
         self._settings = of_layer(handle.settings, point.layer)
         self._forward = point.owner.forward
-        # Other scopes have no kernel.
-        of_token = handle.settings.scope == "token"
-        self._act: redistributing.Act | None = redistributing.activation_of(point.act) if of_token else None
+        served = redistributing.serves(handle.settings, rules.get(handle.settings.rule))
+        self._act: redistributing.Act | None = redistributing.activation_of(point.act) if served else None
 
     def __call__(self, x: Tensor) -> Tensor:
         owner = self._owner

@@ -28,6 +28,7 @@ VARIABLE = "MLESS_PLUGINS"
 
 #: Every table by name, and where it is. A new table needs a row here, so that `register` finds it.
 TABLES: dict[str, str] = {
+    "arm_rules": "mless.arm_rules:rules",
     "engines": "mless.engines:engines",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
+from mless import arm_rules
 from mless.errors import BadPrompt, BadStudy
 
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
@@ -44,8 +45,6 @@ MAD_TO_SD = 1.4826
 
 Scope = Literal["token", "sequence", "tensor"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Rule = Literal["replace", "add"]
-RULES_OF_ARM: tuple[Rule, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,8 @@ class ArmSettings:
 
     The share of values that is redistributed is `fraction`, or the share below 1.4826 · MAD(|a|) · `c`, kept within `p_min` and `p_max`;
     exactly one of the two is given. `p1` is the percentile that bounds the new positive values. `scope` says whose values are pooled: each
-    token's own, the row's real tokens in the call, or all of the call's. `rule` says whether the new value replaces the old or is added.
+    token's own, the row's real tokens in the call, or all of the call's. `rule`, a name in `arm_rules.rules`, says whether the new value
+    replaces the old or is added.
     """
 
     c: float | None = None
@@ -64,7 +64,7 @@ class ArmSettings:
     p1: float = 99.5
     layers: tuple[int, ...] = (1,)
     scope: Scope = "token"
-    rule: Rule = "replace"
+    rule: str = "replace"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class ArmSettings:
                 raise BadStudy(f"ARM: no layer {layer}: layers are numbered from 1")
         if len(set(self.layers)) < len(self.layers):
             raise BadStudy(f"ARM is named twice for one layer: {list(self.layers)}; name each layer once")
-        for what, got, known in (("scope", self.scope, SCOPES), ("rule", self.rule, RULES_OF_ARM)):
-            if got not in known:
-                raise BadStudy(f"ARM: no {what} {got!r}; there are: {', '.join(known)}")
+        if self.scope not in SCOPES:
+            raise BadStudy(f"ARM: no scope {self.scope!r}; there are: {', '.join(SCOPES)}")
+        arm_rules.rules.check(self.rule)
         if self.seed < 0:
             raise BadStudy(f"ARM's seed must be 0 or more, got {self.seed}")
 

@@ -12,6 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mless
+from mless.arm_rules import ArmRule
+from mless.errors import BadStudy
+
 ROWS = {
     "normal": lambda x: x,
     "silu": nn.functional.silu,
@@ -36,6 +40,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "most": {"fraction": 0.97, "p1": 49.0},
     "add": {"c": 0.2, "rule": "add", "p1": 95.0},
 }
+#: A third rule, from outside mless: the old value's half, whatever is drawn.
+HALVED = ArmRule(lambda old, drawn: old / 2)
 UNITS = (96, 100, 258, 1000)
 ACTS = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh")}
 
@@ -97,6 +103,10 @@ def interpreted(path: str) -> None:
         return fused(*args, **kwargs)
 
     redistributing.rows = counted
+    mless.register("arm_rules", "halved", HALVED)
+    found["halved"] = redistribute(values(96, "normal"), c=0.2, rule="halved")
+    with torch.inference_mode(), arm(model, fraction=0.25, rule="halved"):
+        found["halved in a model"], found["halved calls"] = model(input_ids=ids).logits, list(calls)
     with torch.inference_mode():
         found["plain"] = model(input_ids=ids).logits
         with arm(model, fraction=0.25):
@@ -129,6 +139,24 @@ def test_the_kernel_is_the_sorted_path_bit_for_bit(answers, units, kind, choice)
     assert not redistributing.fits(a)
     expected = redistribute(a, **CHOICES[choice], **given(units, choice), seed=SEED)
     assert torch.equal(answers[f"{units} {kind} {choice}"].view(torch.int16), expected.view(torch.int16))
+
+
+def test_a_rule_without_a_kernel_is_the_same_on_every_device(answers, outside):
+    from mless.kernels import redistributing
+    from mless.redistribution import redistribute
+    from mless.values import arm_settings
+
+    mless.register("arm_rules", "halved", HALVED)
+    a = values(96, "normal")
+    expected = redistribute(a, c=0.2, rule="halved")
+    assert torch.equal(answers["halved"], expected)
+    changed = expected != a
+    assert torch.equal(expected[changed], (a[changed].float() / 2).bfloat16())
+    assert answers["halved calls"] == []
+    assert not torch.equal(answers["halved in a model"], answers["plain"])
+    assert not torch.equal(answers["halved in a model"], answers["fused"])
+    with pytest.raises(BadStudy, match=r"the kernel .* has none for scope 'token' and rule 'halved'"):
+        redistributing.rows(a, arm_settings(rule="halved"))
 
 
 @pytest.mark.parametrize("act", ACTS)

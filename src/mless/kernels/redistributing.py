@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mless.arm_rules import ArmRule, rules
 from mless.errors import BadStudy
 from mless.values import MAD_TO_SD, ArmSettings
 
@@ -34,6 +35,11 @@ def fits(activations: Tensor) -> bool:
     if not activations.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     return _HAS_TRITON and activations.shape[-1] <= _MOST_UNITS
+
+
+def serves(settings: ArmSettings, rule: ArmRule) -> bool:
+    """Whether the kernel does what is asked: each token by itself, by a rule that it has."""
+    return settings.scope == "token" and rule.kernel is not None
 
 
 def activation_of(module: nn.Module) -> Act | None:
@@ -57,7 +63,7 @@ def rows(
     up: Float[Tensor, "rows tokens units"] | None = None,
     act: Act = "none",
 ) -> Float[Tensor, "rows tokens units"]:
-    """`act` of the values, redistributed token by token, times `up` where that is given."""
+    """`act` of the values, redistributed token by token, times `up` where that is given. `serves` and `fits` must hold."""
     count, tokens, units = values.shape
     # The kernel would read past what is there.
     if positions is not None and positions.shape != (count, tokens):
@@ -67,10 +73,16 @@ def rows(
     if up is not None and up.shape != values.shape:
         raise _misshapen("up", up, (count, tokens, units))
     factor, least, most = _bounds(settings, units)
+    rule = rules.get(settings.rule)
+    if not serves(settings, rule):
+        raise BadStudy(
+            f"the kernel redistributes token by token and has rules of its own only; it has none for scope {settings.scope!r} and rule "
+            f"{settings.rule!r}: use redistribute, which chooses"
+        )
     # Compiled code takes the operator as it is and does not look inside; without a compiler its bookkeeping would cost more than the kernel.
     run = _rows if torch.compiler.is_compiling() else _launched
     return run(
-        values, up, positions, seeds, settings.seed, factor, least, most, settings.p1, settings.rule == "add", _ACTS.index(act)
+        values, up, positions, seeds, settings.seed, factor, least, most, settings.p1, rule.kernel == "add", _ACTS.index(act)
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ class ArmTable(BaseModel):
     p1: float | None = None
     layers: Annotated[list[int], BeforeValidator(_split_numbers)] | None = None  # numbered from 1
     scope: Literal["token", "sequence", "tensor"] | None = None
-    rule: Literal["replace", "add"] | None = None
+    rule: str | None = None  # a name in `arm_rules.rules`
     seed: int | None = None
 
     @model_serializer(mode="wrap")
