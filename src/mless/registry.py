@@ -30,6 +30,8 @@ VARIABLE = "MLESS_PLUGINS"
 TABLES: dict[str, str] = {
     "arm_rules": "mless.arm_rules:rules",
     "engines": "mless.engines:engines",
+    "extraction_rules": "mless.tasks:extraction_rules",
+    "graders": "mless.tasks:graders",
 }
 
 # Plugins may register things while they are imported, so the lock can be taken twice by one thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -19,17 +20,18 @@ from mless.tasks.extracting import (
     _NUMBER,
     DEFAULT_RULES,
     NO_ANSWER,
-    RULES,
     TASK_RULES,
     Extracted,
     Rule,
     boxed,
     choice,
     extract,
+    extraction_rules,
     formula,
     hashes,
     number,
 )
+from outside import Outside
 
 # Text out of the signs that the rules look for, so that random text gets past their first character.
 pieces = st.sampled_from(
@@ -228,7 +230,7 @@ def test_rules_apply_in_their_order() -> None:
     assert NO_ANSWER.how == "none"
     assert extract("#### 18 apples, so 4").text == "4"
     assert extract("#### 18 apples\nso 4").text == "18"
-    assert all(set(rules) <= set(RULES) for rules in TASK_RULES.values())
+    assert all(set(rules) <= set(extraction_rules) for rules in TASK_RULES.values())
 
 
 def test_a_truncated_solution_has_no_answer_where_a_box_was_asked_for() -> None:
@@ -236,19 +238,39 @@ def test_a_truncated_solution_has_no_answer_where_a_box_was_asked_for() -> None:
 
 
 def test_an_unknown_rule_is_refused_by_name() -> None:
-    rules: Any = ("box",)
-    with pytest.raises(Exception, match="box") as fault:
-        extract("5", rules)
-    # Under the tests' type checks the wrong word does not even get in; without them it meets our own message.
-    assert isinstance(fault.value, BadStudy) or "extract" in str(fault.value)
+    with pytest.raises(
+        BadStudy, match=r"no extraction rule 'box' \(did you mean 'boxed'\?\); there are: boxed, hashes, "
+    ):
+        extract("5", ("box",))
+
+
+SHOUTED = """
+import mless
+from mless.tasks import Extracted
+
+def shouted(text):
+    loud = [word for word in text.split() if word.isupper()]
+    return Extracted(loud[-1], "shouted", text.rindex(loud[-1]), len(text), stated=True) if loud else Extracted(None, "none")
+
+mless.register("extraction_rules", "shouted", shouted)
+"""
+
+
+def test_a_rule_from_outside(outside: Outside) -> None:
+    outside.write("shouting", SHOUTED)
+    importlib.import_module("shouting")
+    assert extract("it is FIVE", ("boxed", "shouted")).text == "FIVE"
+    assert extract("it is five", ("boxed", "shouted", "number")) == NO_ANSWER
+    code = "from mless.tasks import extract; print(extract('it is FIVE', ('shouted',)).text)"
+    assert outside.in_another_process(code) == "FIVE"
 
 
 @given(text=texts)
 @settings(max_examples=400, deadline=None)
 def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
-    for rule in RULES:
+    for rule in extraction_rules:
         for latex in (False, True):
-            found = extract(text, (rule,), latex=latex)
+            found = number(text, latex=True) if latex and rule == "number" else extract(text, (rule,))
             if found.text is None:
                 assert found == NO_ANSWER
                 continue
@@ -386,7 +408,8 @@ def lines_run(text: str) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        extract(text, ("boxed", "hashes", "number", "choice"), latex=True)
+        extract(text, ("boxed", "hashes", "number", "choice"))
+        number(text, latex=True)
         extract(text, ("formula",))
     finally:
         sys.settrace(before)
@@ -403,7 +426,8 @@ def test_work_grows_no_faster_than_the_text(unit: str) -> None:
 def test_a_hundred_kilobytes_are_read_at_once(unit: str) -> None:
     # Inside a regular expression no line is counted; one that backtracked here would take minutes, not seconds.
     for text in (unit * (100_000 // len(unit)), unit * (100_000 // len(unit)) + "}"):
-        assert isinstance(extract(text, ("boxed", "hashes", "number", "choice"), latex=True), Extracted)
+        assert isinstance(extract(text, ("boxed", "hashes", "number", "choice")), Extracted)
+        assert isinstance(number(text, latex=True), Extracted)
         assert isinstance(extract(text, ("formula",)), Extracted)
 
 

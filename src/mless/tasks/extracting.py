@@ -8,17 +8,16 @@ cost no more than 100 kB of prose, and no text raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-from mless.errors import BadStudy
+from mless.registry import Registry
 from mless.tasks.stating import called_answer, stated_letter, stated_number
 
-Rule = Literal["boxed", "hashes", "formula", "number", "choice"]
-RULES: tuple[Rule, ...] = get_args(Rule)
-How = Literal["boxed", "hashes", "formula", "number", "choice", "none"]
+#: The name of a rule in the table `extraction_rules`, which stands below the rules.
+Rule = str
 
 #: The rules of each task, first to last. A task that asks for a box is not given its last number: in a text cut off in the middle of its
 #: reasoning that is any number, and the rate of no-answers beside the accuracy would hide it.
@@ -37,13 +36,13 @@ DEFAULT_RULES: tuple[Rule, ...] = ("boxed", "hashes", "number")
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The answer found in a text, the rule that found it, and where it stands there (characters, `stop` not included).
+    """The answer found in a text, the rule that found it ("none" without an answer), and where it stands there (characters, without `stop`).
 
     `stated` tells whether the text presents it as its result; None where there is no answer, or where an answer comes from elsewhere.
     """
 
     text: str | None
-    how: How
+    how: str
     start: int = 0
     stop: int = 0
     stated: bool | None = None
@@ -52,21 +51,10 @@ class Extracted:
 NO_ANSWER = Extracted(None, "none")
 
 
-def extract(text: str, rules: Sequence[Rule] = DEFAULT_RULES, *, latex: bool = False) -> Extracted:
-    """The answer by the first of `rules` that finds one. `latex` lets the number rule read ``\\frac{1}{2}`` too."""
+def extract(text: str, rules: Sequence[Rule] = DEFAULT_RULES) -> Extracted:
+    """The answer by the first of `rules` that finds one."""
     for rule in rules:
-        if rule == "boxed":
-            found = boxed(text)
-        elif rule == "hashes":
-            found = hashes(text)
-        elif rule == "formula":
-            found = formula(text)
-        elif rule == "number":
-            found = number(text, latex=latex)
-        elif rule == "choice":
-            found = choice(text)
-        else:
-            raise BadStudy(f"no extraction rule {rule!r}; there are: {', '.join(RULES)}")
+        found = extraction_rules.get(rule)(text)
         if found.text is not None:
             return found
     return NO_ANSWER
@@ -300,9 +288,22 @@ def _stripped(part: str) -> str:
     return inner
 
 
-def _cut(text: str, start: int, stop: int, how: How, *, stated: bool) -> Extracted:
+def _cut(text: str, start: int, stop: int, how: str, *, stated: bool) -> Extracted:
     """Without the white space around it."""
     part = text[start:stop]
     inner = _stripped(part)
     start += len(part) - len(part.lstrip())
     return Extracted(inner, how, start, start + len(inner), stated) if inner else NO_ANSWER
+
+
+# --- the table ---
+
+#: Every rule by name: a function of the text. It gives NO_ANSWER where it finds nothing, and never raises.
+extraction_rules: Registry[Callable[[str], Extracted]] = Registry(
+    "extraction_rules",
+    "extraction rule",
+    {"boxed": boxed, "hashes": hashes, "formula": formula, "number": number, "choice": choice},
+    wants="a function from a text to an mless.tasks.Extracted",
+    fits=callable,
+)
+RULES = extraction_rules

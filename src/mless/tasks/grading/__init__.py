@@ -10,11 +10,28 @@ order; a missing unit, degree sign, currency or name ("x =") is forgiven, anothe
 50% equals 50 and 0.5; a decimal of six or more significant digits equals the fraction or root that it rounds or cuts, two decimals are compared
 exactly; 1000,99 beside 1000.99 has a decimal comma; digits in a base equal the same digits in the same base; "no solution" is the empty set.
 docs/grading.md has the public suites that this was held against.
+
+Other graders may be added to the table `graders`.
 """
 
 from __future__ import annotations
 
-from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grade, Grader
+from collections.abc import Callable
+
+from mless.registry import Registry
+from mless.tasks.grading.base import AnswerGrader, Grade
+from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grader
 from mless.tasks.grading.reading import vote_of
 
-__all__ = ["MAX_SYMBOLIC", "NOTES", "Grade", "Grader", "vote_of"]
+__all__ = ["DEFAULT_GRADER", "MAX_SYMBOLIC", "NOTES", "AnswerGrader", "Grade", "Grader", "graders", "vote_of"]
+
+DEFAULT_GRADER = "math-verify"
+
+#: What grades answers, by name: a class, or any function without arguments that makes a grader.
+graders: Registry[Callable[[], AnswerGrader]] = Registry(
+    "graders",
+    "grader",
+    {DEFAULT_GRADER: Grader},
+    wants="a class of mless.tasks.AnswerGrader, or a function that makes one",
+    fits=callable,
+)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from types import TracebackType
 from typing import cast
 
 from mless.errors import BadData, BadStudy
 from mless.tasks.extracting import Extracted
+from mless.tasks.grading.base import AnswerGrader, Grade
 from mless.tasks.grading.parts import aligned, shape, shapes_differ, value_side
 from mless.tasks.grading.reading import MAX_NUMBER, Reading, approximates, bare, read, words_of
 from mless.tasks.grading.worker import Fault, Worker
@@ -30,17 +29,6 @@ NOTES = {
     "reference": "reference not parsed: compared as text",
     "answer": "answer not parsed: compared as text",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The judgement of one answer. A rule that was not asked, or could not say, is None."""
-
-    correct: bool
-    why: str
-    symbolic: bool | None
-    string: bool | None
-    disagree: bool
 
 
 # --- comparing ---
@@ -85,7 +73,7 @@ def _units_differ(answer: Reading, reference: Reading) -> bool:
 
 
 @dataclass(slots=True)
-class Grader:
+class Grader(AnswerGrader):
     """Grades answers; its worker starts when the first pair needs it, and again after it was killed.
 
     ``limit`` is in seconds per pair, ``memory`` in bytes (where the system can limit it). Verdicts do not depend on the order of pairs;
@@ -108,28 +96,12 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Ends the worker. The next pair would start another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.end()
                 self._worker = None
-
-    def grade_many(
-        self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
-    ) -> list[Grade]:
-        """One grade per (answer, reference), in order; `progress` hears (done, all) after each."""
-        grades: list[Grade] = []
-        for extracted, reference in pairs:
-            grades.append(self.grade(extracted, reference))
-            if progress is not None:
-                progress(len(grades), len(pairs))
-        return grades
 
     def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
         """Judges one answer against its reference."""

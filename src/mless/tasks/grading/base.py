@@ -1,0 +1,51 @@
+"""What a grader is: it judges an extracted answer against the reference."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from mless.tasks.extracting import Extracted
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The judgement of one answer. A rule that was not asked, or could not say, is None."""
+
+    correct: bool
+    why: str
+    symbolic: bool | None = None
+    string: bool | None = None
+    disagree: bool = False
+
+
+class AnswerGrader(ABC):
+    """Grades answers one by one. A grader of one's own says in `grade` how; the rest need not be written again."""
+
+    @abstractmethod
+    def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
+        """Judges one answer against its reference; None is no answer."""
+
+    def grade_many(
+        self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
+    ) -> list[Grade]:
+        """One grade per (answer, reference), in order; `progress` hears (done, all) after each."""
+        grades: list[Grade] = []
+        for extracted, reference in pairs:
+            grades.append(self.grade(extracted, reference))
+            if progress is not None:
+                progress(len(grades), len(pairs))
+        return grades
+
+    def close(self) -> None:  # noqa: B027 - most graders hold nothing
+        """Gives back what it holds; here nothing."""
+
+    def __enter__(self) -> AnswerGrader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
