@@ -74,9 +74,9 @@ def test_the_scripted_engine_opens(tmp_path: Path) -> None:
 
 
 def test_the_server_engine_opens() -> None:
-    settings = AccuracyTable(engine="openai", base_url="http://localhost:1/v1", concurrency=3, retries=1)
+    settings = AccuracyTable(engine="openai", base_url="http://localhost:1/v1", concurrency=3)
     engine: Any = engines.get("openai").open(opening(settings=settings))
-    assert (engine.model, engine.concurrency, engine.retries) == ("m", 3, 1)
+    assert (engine.base_url, engine.model, engine.concurrency) == ("http://localhost:1/v1", "m", 3)
     engine.close()
 
 

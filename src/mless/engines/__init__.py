@@ -1,7 +1,7 @@
 """Text generation: transformers in this process, vLLM, any OpenAI-compatible server, and a scripted fake."""
 
 from mless.engines.base import Decoding, Engine, Finish, Reply, Request
-from mless.engines.opening import EngineKind, EngineSettings, Opening, open_server
+from mless.engines.opening import EngineKind, EngineSettings, Opening
 from mless.registry import Registry
 
 __all__ = [
@@ -26,7 +26,7 @@ engines: Registry[EngineKind] = Registry(
         ),
         "vllm": EngineKind("mless.engines.vllm:opened", needs_weights=True, takes_arm=True, arm_scopes=("token",)),
         "openai": EngineKind(
-            open_server,
+            "mless.engines.openai:opened",
             takes_text=True,
             requires={"base_url": "the openai engine needs a server: --base-url http://HOST:PORT/v1"},
         ),

@@ -15,6 +15,7 @@ import httpx2
 
 from mless.engines import wire
 from mless.engines.base import Decoding, Finish, Reply, Request
+from mless.engines.opening import Opening
 from mless.engines.wire import KEY_VARIABLES, Again, Background, Page, Server, Session, Stopped, plain
 from mless.errors import BadStudy, EngineFault
 
@@ -387,3 +388,18 @@ def _text_of(choice: Any) -> str | None:
         return None
     # Half a surrogate pair is valid in JSON and in no file.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def opened(given: Opening) -> OpenAIEngine:
+    """The engine for a study."""
+    settings = given.settings
+    assert settings.base_url is not None
+    return OpenAIEngine(
+        settings.base_url,
+        given.model,
+        tokenizer=given.tokenizer,
+        concurrency=settings.concurrency,
+        timeout=settings.timeout,
+        retries=settings.retries,
+        say=given.say,
+    )

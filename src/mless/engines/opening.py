@@ -103,20 +103,3 @@ class EngineKind:
     def open(self, given: Opening) -> Engine:
         opens = found_at(self.opens) if isinstance(self.opens, str) else self.opens
         return opens(given)
-
-
-def open_server(given: Opening) -> Engine:
-    """An OpenAI-compatible server."""
-    from mless.engines.openai import OpenAIEngine
-
-    settings = given.settings
-    assert settings.base_url is not None
-    return OpenAIEngine(
-        settings.base_url,
-        given.model,
-        tokenizer=given.tokenizer,
-        concurrency=settings.concurrency,
-        timeout=settings.timeout,
-        retries=settings.retries,
-        say=given.say,
-    )
