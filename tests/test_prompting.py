@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from mless.conditions.repeat import filler_unit
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
 from mless.prompting import (
@@ -19,7 +20,6 @@ from mless.prompting import (
     align,
     build_messages,
     build_prompts,
-    filler_unit,
     render,
     resolve_kind,
     shared_beginning,
@@ -304,7 +304,7 @@ def test_a_token_that_straddles_belongs_to_the_later_span() -> None:
     rendered = render(tokenizer, Item("q", "\nx"), kind="raw")
     straddling = rendered.names.index("question")
     assert tokenizer.decode([rendered.token_ids[straddling]]) == "\n\n"  # the line break before the question is in it
-    assert rendered.before_question == straddling
+    assert rendered.points.before_question == straddling
 
 
 def test_a_bos_is_the_start_and_a_raw_prompt_without_one_has_none() -> None:

@@ -8,15 +8,14 @@ Where each placement is, for every tokenizer, is shown in docs/method.md.
 
 from __future__ import annotations
 
-import random
-import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from mless.conditions.base import decoded, refuse_surrogates, seeded
 from mless.errors import BadPrompt
-from mless.values import INSERTING, Condition, Item, Prompt, Span, SpanName
+from mless.values import Condition, Item, Prompt, Span, SpanName
 
 SYSTEM_TEXT = "Please reason step by step and put your final answer within \\boxed{}."
 PromptKind = Literal["chat", "raw"]
@@ -26,17 +25,49 @@ _SYSTEM_MARK, _QUESTION_MARK = "MLESSSYSTEMMARK", "MLESSQUESTIONMARK"
 
 
 @dataclass(frozen=True, slots=True)
+class Points:
+    """Where filler of each placement goes: places between the tokens of a prompt without filler.
+
+    All but `end` are None where they cannot be told; `why` then says why not, and the way out.
+    """
+
+    #: How many tokens there are.
+    end: int
+    before_system: int | None = None
+    before_question: int | None = None
+    #: Where the user's turn ends: after the question, before what the template writes next. In a raw prompt the prompt's end.
+    after_question: int | None = None
+    #: Token boundaries strictly inside system text or question, the template's own tokens apart.
+    inside: tuple[int, ...] | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """An item's original prompt: tokens, each with its span name, and where filler of each placement goes."""
 
     token_ids: tuple[int, ...]
     names: tuple[SpanName, ...]
-    before_system: int
-    before_question: int
-    #: Where the user's turn ends: after the question, before what the template writes next. In a raw prompt the prompt's end.
-    after_question: int
-    #: Token boundaries strictly inside system text or question, the template's own tokens apart.
-    inside: tuple[int, ...]
+    points: Points
+
+
+def insertion_point(points: Points, condition: Condition, *, seed: int, item: str) -> int:
+    """Where the condition's filler goes. The one place that says what a placement means, for mless's prompts and other programs'."""
+    by_placement = {
+        "before-system": points.before_system,
+        "before-question": points.before_question,
+        "end": points.after_question,
+        "before-answer": points.end,
+    }
+    if condition.placement == "anywhere":
+        if points.inside == ():
+            raise BadPrompt("no token boundary lies inside system text or question; use another placement")
+        at = seeded(seed, "anywhere", item).choice(points.inside) if points.inside else None
+    else:
+        at = by_placement[condition.placement]
+    if at is None:
+        raise BadPrompt(points.why)
+    return at
 
 
 def resolve_kind(asked: str, tokenizer: Any, label: str) -> PromptKind:
@@ -64,19 +95,13 @@ def build_prompts(
     sentences: Sequence[str] = (),
 ) -> Iterator[Prompt]:
     """One prompt per item. `sentences` are what ``text`` fillers are cut from."""
-    unit = filler_unit(tokenizer, condition.filler or "") if condition.kind == "repeat" else ()
+    kind_of_condition = condition.of_kind
     system = system if condition.system is None else condition.system
     for given in items:
         item = _asked(given, condition)
         rendered = render(tokenizer, item, kind=kind, system=system)
-        filler: tuple[int, ...] = ()
-        if condition.kind == "repeat":
-            filler = _repeated(unit, condition.length)
-        elif condition.kind == "text":
-            filler = _natural_text(tokenizer, sentences, condition.length, _rng(seed, "text", item.id))
-        elif condition.kind == "tokens":
-            filler = _random_tokens(tokenizer, condition.length, _rng(seed, "tokens", item.id))
-        at = _insertion_point(rendered, condition, _rng(seed, "anywhere", item.id))
+        filler = kind_of_condition.ids(tokenizer, condition, item=item.id, seed=seed, sentences=sentences)
+        at = insertion_point(rendered.points, condition, seed=seed, item=item.id)
         yield _assemble(tokenizer, item, condition, rendered, filler, at)
 
 
@@ -97,11 +122,8 @@ def build_messages(
     for given in items:
         item = _asked(given, condition)
         front, question = system, item.question
-        if condition.kind != "none":
-            if condition.kind == "repeat":
-                filler = (condition.filler or "") * condition.length
-            else:
-                filler = _natural_words(sentences, condition.length, _rng(seed, "text", item.id))
+        if condition.inserts:
+            filler = condition.of_kind.text(condition, item=item.id, seed=seed, sentences=sentences)
             if condition.placement == "before-system":
                 front = f"{filler.strip()} {front}"
             elif condition.placement == "before-question":
@@ -110,7 +132,7 @@ def build_messages(
                 question = f"{question} {filler.strip()}"
             else:
                 words = question.split(" ")
-                at = _rng(seed, "anywhere", item.id).randrange(1, len(words)) if len(words) > 1 else 0
+                at = seeded(seed, "anywhere", item.id).randrange(1, len(words)) if len(words) > 1 else 0
                 question = " ".join([*words[:at], filler.strip(), *words[at:]])
         yield (("system", front), ("user", question)) if front.strip() else (("user", question),)
 
@@ -118,36 +140,17 @@ def build_messages(
 def _refuse_as_text(condition: Condition) -> None:
     """What cannot be said in the text of a conversation."""
     way = "use --engine hf or vllm, or --tokenizer DIR if the server takes token ids"
-    if condition.kind == "shift" or condition.hidden:
+    if condition.of_kind.moves or condition.hidden:
         raise BadPrompt(
             f"condition {condition.name!r} changes positions or attention, which no server offers; use --engine hf"
         )
-    if condition.kind == "tokens":
-        raise BadPrompt(
-            f"condition {condition.name!r} draws tokens from a vocabulary, and the server's is not known; {way}"
-        )
-    if condition.kind not in INSERTING:
-        return
-    if condition.placement == "before-answer":
+    if because := condition.of_kind.not_as_text(condition):
+        raise BadPrompt(f"condition {condition.name!r}{because}; {way}")
+    if condition.inserts and condition.placement == "before-answer":
         raise BadPrompt(
             f"condition {condition.name!r}: placement before-answer is after the assistant's header, which the server writes, so messages cannot hold it; "
             f"use placement end, the end of the user's message, or {way}"
         )
-    if condition.kind == "repeat" and not (condition.filler or "").strip():
-        raise BadPrompt(
-            f"condition {condition.name!r}: filler {condition.filler!r} is blank, and many servers' templates trim blanks from a message; {way}"
-        )
-
-
-def _natural_words(sentences: Sequence[str], length: int, rng: random.Random) -> str:
-    if not any(sentence.strip() for sentence in sentences):
-        raise BadPrompt("natural-text filler needs sentences, and none were given")
-    words: list[str] = []
-    while len(words) < length:
-        order = list(sentences)
-        rng.shuffle(order)
-        words += " ".join(order).split()
-    return " ".join(words[:length])
 
 
 def _asked(item: Item, condition: Condition) -> Item:
@@ -162,15 +165,11 @@ def shared_beginning(prompt: Prompt, condition: Condition) -> int:
 
     A function of this prompt alone, so that it does not change with the company it is in.
     """
-    if condition.placement == "anywhere" and condition.kind != "none":
+    kind = condition.of_kind
+    if condition.placement == "anywhere" and kind.placed:
         return 0
-    own = ("question", "filler") if condition.kind in ("text", "tokens") else ("question",)
+    own = ("question", "filler") if kind.own else ("question",)
     return next((span.start for span in prompt.spans if span.name in own), 0)
-
-
-def _rng(seed: int, purpose: str, item: str) -> random.Random:
-    # A string seed is hashed with sha512 inside `random`, so the draw is the same in every process.
-    return random.Random(f"{seed}/{purpose}/{item}")
 
 
 def _assemble(
@@ -184,9 +183,9 @@ def _assemble(
             spans[-1] = Span(name, spans[-1].start, position + 1)
         else:
             spans.append(Span(name, position, position + 1))
-    shifted = tuple(n + condition.length * (n >= at) for n in range(len(ids))) if condition.kind == "shift" else None
-    text = _decoded(tokenizer, ids)
-    prompt = Prompt(item.id, condition.name, ids, tuple(spans), text, shifted, condition.hidden)
+    positions = condition.of_kind.positions(condition, len(ids), at)
+    text = decoded(tokenizer, ids)
+    prompt = Prompt(item.id, condition.name, ids, tuple(spans), text, positions, condition.hidden)
     if tuple(ids[i] for i in prompt.original) != rendered.token_ids:
         raise BadPrompt(
             f"item {item.id!r}: inserting filler changed the original tokens; this is a defect, please report it"
@@ -206,7 +205,7 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         system_at, system_end, question_at, question_end = 0, len(system), len(system) + 1, len(text)
     else:
         text, system_at, system_end, question_at, question_end = _render_chat(tokenizer, item, system)
-    _refuse_surrogates(text, f"item {item.id!r}")
+    refuse_surrogates(text, f"item {item.id!r}")
     # A chat template writes its own special tokens; raw text gets the tokenizer's. Raw filler goes before the line break, as published, so a
     # token such as ".\n" is split there in every raw prompt, with filler or without.
     ids, extents = encode(tokenizer, text, special=kind == "raw", split_at=system_end if kind == "raw" else None)
@@ -230,7 +229,8 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
     texts = ((system_at, system_end), (question_at, question_end))
     inside = boundaries_inside(extents, texts)
     after_question = len(ids) if kind == "raw" else after_text(extents, question_end)
-    return Rendered(tuple(ids), tuple(names), before_system, before_question, after_question, tuple(inside))
+    points = Points(len(ids), before_system, before_question, after_question, tuple(inside))
+    return Rendered(tuple(ids), tuple(names), points)
 
 
 def encode(
@@ -261,12 +261,12 @@ def _split_token(tokenizer: Any, ids: Sequence[int], at: int, left: str, right: 
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", False)
     spelling: str = tokenizer.convert_ids_to_tokens(ids[at])
     before, after = list(ids[max(0, at - _AROUND) : at]), list(ids[at + 1 : at + 1 + _AROUND])
-    whole = _decoded(tokenizer, [*before, ids[at], *after])
+    whole = decoded(tokenizer, [*before, ids[at], *after])
     for cut in range(1, len(spelling) if model else 0):
         front: list[int] = [token.id for token in model.tokenize(spelling[:cut])]
         back: list[int] = [token.id for token in model.tokenize(spelling[cut:])]
-        shown = _decoded(tokenizer, [*before, *front])
-        same = front and back and _decoded(tokenizer, [*before, *front, *back, *after]) == whole
+        shown = decoded(tokenizer, [*before, *front])
+        same = front and back and decoded(tokenizer, [*before, *front, *back, *after]) == whole
         if same and whole.startswith(shown) and _fits(shown, whole[len(shown) :], left, right):
             return front, back
     raise BadPrompt(
@@ -296,12 +296,12 @@ def extents_of(
         if first == last > reached:
             first = reached
         elif visible and first > reached and not text[reached:first].strip(" "):
-            shown = _decoded(tokenizer, [ids[n]])
+            shown = decoded(tokenizer, [ids[n]])
             first = max(reached, first - (len(shown) - len(shown.lstrip(" "))))
         if visible and text[last : last + 1] == " ":
             following = next((a if b > a else b for a, b in offsets[n + 1 :] if b > last), len(text))
             if not text[last:following].strip(" "):
-                shown = _decoded(tokenizer, [ids[n]])
+                shown = decoded(tokenizer, [ids[n]])
                 last = min(following, last + len(shown) - len(shown.rstrip(" ")))
         extents.append((first, last))
         reached = max(reached, last)
@@ -326,10 +326,6 @@ def boundaries_inside(extents: Sequence[tuple[int, int]], texts: Sequence[tuple[
         for start, stop in texts
         if start <= extents[n - 1][0] < extents[n - 1][1] <= extents[n][0] < extents[n][1] <= stop
     ]
-
-
-def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    return tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
 def _settle_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) -> None:
@@ -390,103 +386,10 @@ def _fold(tokenizer: Any, system: str, question: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def _refuse_surrogates(text: str, what: str) -> None:
-    # A tokenizer takes Unicode text only; half a surrogate pair comes in through a script or a mangled command line.
-    if half := re.search("[\ud800-\udfff]", text):
-        raise BadPrompt(f"{what}: {half[0]!r} is half a character (a lone surrogate), not text; remove it")
-
-
-# ---- fillers ---------------------------------------------------------------------------------------------------------
-
-
-#: Texts that a filler is encoded after. Some tokenizers put a blank before what they are given; after other text they do not.
-_CARRIERS = ("a", ".", "1", "\u4e2d")
-
-
-def filler_unit(tokenizer: Any, filler: str) -> tuple[int, ...]:
-    """The ids of one filler, as it stands after other text. They are repeated as they are, so a row of fillers never merges."""
-    _refuse_surrogates(filler, f"filler {filler!r}")
-    for carrier in _CARRIERS:
-        alone: list[int] = tokenizer(carrier, add_special_tokens=False).input_ids
-        both: list[int] = tokenizer(carrier + filler, add_special_tokens=False).input_ids
-        if alone and len(both) > len(alone) and both[: len(alone)] == alone:
-            return tuple(both[len(alone) :])
-    unit: list[int] = tokenizer(filler, add_special_tokens=False).input_ids
-    if not unit:
-        raise BadPrompt(
-            f"filler {filler!r} has no token in this tokenizer's vocabulary; take another one, such as ' /'"
-        )
-    return tuple(unit)
-
-
 def with_filler_ids(tokenizer: Any, conditions: Sequence[Condition]) -> list[Condition]:
     """The conditions, each repeated filler with the ids that it is to this tokenizer."""
-    return [
-        replace(one, filler_ids=filler_unit(tokenizer, one.filler or "")) if one.kind == "repeat" else one
-        for one in conditions
-    ]
-
-
-def _repeated(unit: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The unit again and again, cut to exactly `length` ids."""
-    return (unit * -(-length // len(unit)))[:length]
-
-
-#: What vocabularies keep for later or for bytes: <unused7>, <0x0A>, [PAD].
-_MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
-_TRIES = 1000
-
-
-def _random_tokens(tokenizer: Any, length: int, rng: random.Random) -> tuple[int, ...]:
-    """`length` plain tokens drawn from the whole vocabulary, each as likely as any other."""
-    apart = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
-    ids: list[int] = []
-    for _ in range(_TRIES * length):
-        token = rng.randrange(len(tokenizer))
-        if token not in apart and _is_plain(tokenizer, token):
-            ids.append(token)
-            if len(ids) == length:
-                return tuple(ids)
-    raise BadPrompt(
-        f"{_TRIES * length:,} draws from this tokenizer's vocabulary gave {len(ids)} plain tokens of {length}; use a repeated filler or natural text"
-    )
-
-
-def _is_plain(tokenizer: Any, token: int) -> bool:
-    """Whether a token shows whole characters that can be seen: no part of a character, no blank, no name in brackets."""
-    shown = _decoded(tokenizer, [token]).strip()
-    return bool(shown) and "\ufffd" not in shown and shown.isprintable() and not _MARKUP.fullmatch(shown)
-
-
-def _natural_text(tokenizer: Any, sentences: Sequence[str], length: int, rng: random.Random) -> tuple[int, ...]:
-    """Sentences in an order of the item's own, cut to exactly `length` tokens; more rounds, in other orders, where they run out."""
-    if not any(sentence.strip() for sentence in sentences):
-        raise BadPrompt("natural-text filler needs sentences, and none were given")
-    ids: list[int] = []
-    while len(ids) < length:
-        order = list(sentences)
-        rng.shuffle(order)
-        ids += tokenizer(" " + " ".join(order), add_special_tokens=False).input_ids
-    return tuple(ids[:length])
-
-
-def _insertion_point(rendered: Rendered, condition: Condition, rng: random.Random) -> int:
-    if condition.placement == "before-system":
-        return rendered.before_system
-    if condition.placement == "before-question":
-        return rendered.before_question
-    if condition.placement == "before-answer":
-        return len(rendered.token_ids)
-    if condition.placement == "end":
-        if condition.kind == "shift" and rendered.after_question == len(rendered.token_ids):
-            raise BadPrompt(
-                f"condition {condition.name!r} shifts what comes after the question, which is nothing in this prompt; choose another placement, or "
-                "--prompt chat"
-            )
-        return rendered.after_question
-    if not rendered.inside:
-        raise BadPrompt("no token boundary lies inside system text or question; use another placement")
-    return rng.choice(rendered.inside)
+    units = [one.of_kind.unit(tokenizer, one) for one in conditions]
+    return [one if unit is None else replace(one, filler_ids=unit) for one, unit in zip(conditions, units, strict=True)]
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ VARIABLE = "MLESS_PLUGINS"
 #: Every table by name, and where it is. A new table needs a row here, so that `register` finds it.
 TABLES: dict[str, str] = {
     "arm_rules": "mless.arm_rules:rules",
+    "condition_kinds": "mless.conditions:kinds",
     "engines": "mless.engines:engines",
     "extraction_rules": "mless.tasks:extraction_rules",
     "graders": "mless.tasks:graders",
@@ -187,12 +188,12 @@ class Registry(Generic[T]):
             found = self._imported(name, found)
         return cast("T", found)
 
-    def check(self, name: str) -> None:
-        """Refuse an unknown name; nothing is imported but plugins."""
+    def check(self, name: str, where: str = "") -> None:
+        """Refuse an unknown name; nothing is imported but plugins. `where` begins the message: "condition 'x': "."""
         if name not in self:
             known = self.names()
             close = near(name, known) if isinstance(name, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadStudy(f"no {self.label} {name!r}{close}; there are: {', '.join(known)}")
+            raise BadStudy(f"{where}no {self.label} {name!r}{close}; there are: {', '.join(known)}")
 
     def names(self) -> list[str]:
         """Every name: first those that come with mless, then added ones in order of the alphabet."""

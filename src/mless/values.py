@@ -9,15 +9,25 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless import arm_rules
+from mless.conditions import Kind, inserts, kinds
 from mless.errors import BadPrompt, BadStudy
 
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
 Placement = Literal["before-system", "before-question", "end", "before-answer", "anywhere"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
-ConditionKind = Literal["none", "repeat", "text", "tokens", "shift"]
-#: The kinds that put tokens into the prompt.
-INSERTING: tuple[ConditionKind, ...] = ("repeat", "text", "tokens")
+#: A name in `conditions.kinds`.
+ConditionKind = str
+
+
+class _Inserting:
+    """``kind in INSERTING`` asks the table of kinds."""
+
+    def __contains__(self, kind: object) -> bool:
+        return isinstance(kind, str) and inserts(kind)
+
+
+INSERTING = _Inserting()
 
 SpanName = Literal["start", "system", "filler", "question", "end"]
 SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
@@ -185,9 +195,10 @@ def arm_words(one: ArmSettings) -> str:
 class Condition:
     """How an item's prompt, or the model, is changed.
 
-    ``kind`` is ``none`` (nothing inserted), ``repeat`` (the filler's tokens again and again, cut to `length` of them), ``text`` (natural
-    text cut to `length` tokens), ``tokens`` (`length` random tokens, each item's own) or ``shift`` (no token inserted, but positions counted
-    on as if `length` had been). `hidden` filler stands in the prompt and is seen by no other token. The rest is for answers only: another
+    ``kind`` is a name in `conditions.kinds`: ``none`` (nothing inserted), ``repeat`` (the filler's tokens again and again, cut to `length` of
+    them), ``text`` (natural text cut to `length` tokens), ``tokens`` (`length` random tokens, each item's own), ``shift`` (no token inserted,
+    but positions counted on as if `length` had been), or one from outside mless. `hidden` filler stands in the prompt and is seen by no other
+    token. The rest is for answers only: another
     `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature` and put to the vote
     (self-consistency); `again` is the same prompts once more (the A/A control).
     """
@@ -213,22 +224,9 @@ class Condition:
             raise BadStudy(
                 f"condition {self.name!r}: no placement {self.placement!r}; there are: {', '.join(PLACEMENTS)}"
             )
-        if self.kind == "none" and (self.length or self.filler):
-            raise BadStudy(f"condition {self.name!r} inserts nothing, so it takes no filler and no length")
-        if self.kind != "none" and self.length < 1:
-            raise BadStudy(f"condition {self.name!r}: length must be at least 1 token, got {self.length}")
-        if self.kind == "repeat" and not self.filler:
-            raise BadStudy(
-                f'condition {self.name!r} repeats a filler, but none is given; add filler = " /" or --filler'
-            )
-        if self.kind in ("tokens", "shift") and self.filler:
-            what = "draws its tokens at random" if self.kind == "tokens" else "inserts no token"
-            raise BadStudy(f"condition {self.name!r} {what}, so it takes no filler; got {self.filler!r}, leave it out")
-        if self.kind == "shift" and self.placement == "before-answer":
-            raise BadStudy(
-                f"condition {self.name!r} shifts what comes after the prompt's end, which is nothing; choose another placement"
-            )
-        if self.hidden and self.kind not in INSERTING:
+        kinds.check(self.kind, f"condition {self.name!r}: ")
+        self.of_kind.check(self)
+        if self.hidden and not self.inserts:
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
         if self.question is not None and "{question}" not in self.question:
             raise BadStudy(
@@ -240,6 +238,16 @@ class Condition:
             )
         if self.samples is not None and self.samples < 1:
             raise BadStudy(f"condition {self.name!r}: samples must be at least 1, got {self.samples}")
+
+    @property
+    def of_kind(self) -> Kind:
+        """What its kind says of itself."""
+        return kinds.get(self.kind)
+
+    @property
+    def inserts(self) -> bool:
+        """Whether it puts tokens into the prompt."""
+        return self.of_kind.inserts
 
     @property
     def for_answers_only(self) -> bool:
@@ -260,21 +268,7 @@ def condition_of(name: str, stored: Mapping[str, Any]) -> Condition:
 
 def condition_words(condition: Condition) -> str:
     """What a condition does, as a verdict puts it in brackets."""
-    parts: list[str] = []
-    if condition.kind == "repeat":
-        each = len(condition.filler_ids or (0,))
-        if each > 1:
-            parts.append(
-                f"{condition.length} tokens, {condition.filler!r} ({each} tokens) repeated, {condition.placement}"
-            )
-        else:
-            parts.append(f"{condition.length} × {condition.filler!r}, {condition.placement}")
-    elif condition.kind == "text":
-        parts.append(f"{condition.length} tokens of natural text, {condition.placement}")
-    elif condition.kind == "tokens":
-        parts.append(f"{condition.length} random tokens, {condition.placement}")
-    elif condition.kind == "shift":
-        parts.append(f"positions moved on by {condition.length}, {condition.placement}, no token inserted")
+    parts = [said] if (said := condition.of_kind.words(condition)) else []
     if condition.arm is not None:
         parts.append(arm_words(condition.arm))
     if condition.hidden:

@@ -194,7 +194,7 @@ def test_a_study_of_ones_own(own: Any) -> None:
         ('conditions = ["none", "x"]\n[condition.x]\nlength = 3', "condition 'x' repeats a filler, but none is given"),
         (
             'conditions = ["x"]\n[condition.x]\nkind = "noun"',
-            "input should be 'none', 'repeat', 'text', 'tokens' or 'shift', got 'noun'",
+            "condition 'x': no condition kind 'noun' (did you mean 'none'?); there are: none, repeat, text, tokens, shift",
         ),
         ('conditions = ["x"]\n[condition.x]\nkind = "none"\nlength = 3', "inserts nothing"),
         ('[condition.none]\nfiller = " /"', "[condition.none] cannot change it; give yours another name"),

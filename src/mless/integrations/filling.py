@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mless import tasks
 from mless.errors import BadPrompt, BadStudy, EngineFault
-from mless.prompting import after_text, boundaries_inside, build_prompts, extents_of
+from mless.prompting import Points, after_text, boundaries_inside, extents_of, insertion_point
 from mless.store import FORMAT
 from mless.study.spec import ArmTable, validated
-from mless.values import INSERTING, Condition, Item, parse_numbers
+from mless.values import Condition, parse_numbers
 
 #: Model arguments that say what is done to the prompt; those of ARM are the fields of [arm] with this in front.
 PROMPT_OPTIONS = ("condition", "filler", "meaningful", "length", "placement")
@@ -152,28 +151,17 @@ def fill(
 
     `extents` are the characters that each id stands for, where the ids are not simply the text's.
     """
-    filler = filler_ids(tokenizer, condition, seed, key)
-    if condition.kind == "none":
+    if not condition.of_kind.placed:
         return Filled(tuple(ids), len(ids), 0)
-    at = _insertion_point(tokenizer, text, ids, places, condition, seed, key, extents)
-    if condition.kind == "shift" and at == len(ids):
-        raise BadPrompt(
-            f"condition {condition.name!r} shifts what comes after the question, which is nothing in this prompt; choose another placement"
-        )
+    filler = filler_ids(tokenizer, condition, seed, key)
+    at = insertion_point(_points(tokenizer, text, ids, places, extents), condition, seed=seed, item=key)
     merged = (*ids[:at], *filler, *ids[at:])
-    shifted = tuple(n + condition.length * (n >= at) for n in range(len(merged))) if condition.kind == "shift" else None
-    return Filled(merged, at, len(filler), shifted)
+    return Filled(merged, at, len(filler), condition.of_kind.positions(condition, len(merged), at))
 
 
 def filler_ids(tokenizer: Any, condition: Condition, seed: int, key: str) -> tuple[int, ...]:
     """The filler alone, as a study's prompts have it."""
-    if condition.kind not in INSERTING:
-        return ()
-    plain = replace(condition, placement="end", hidden=False, system=None, question=None, arm=None)
-    (prompt,) = build_prompts(
-        tokenizer, [Item(key, "?")], plain, kind="raw", system="", seed=seed, sentences=_sentences()
-    )
-    return tuple(prompt.token_ids[i] for i in prompt.positions("filler"))
+    return condition.of_kind.ids(tokenizer, condition, item=key, seed=seed, sentences=_sentences())
 
 
 @functools.cache
@@ -181,35 +169,35 @@ def _sentences() -> tuple[str, ...]:
     return tuple(tasks.filler_sentences())
 
 
-def _insertion_point(
+def _points(
     tokenizer: Any,
     text: str,
     ids: Sequence[int],
     places: Places | None,
-    condition: Condition,
-    seed: int,
-    key: str,
     extents: Sequence[tuple[int, int]] | None,
-) -> int:
-    if condition.placement == "before-answer" or (condition.placement == "end" and places is None):
-        return len(ids)
+) -> Points:
+    """Where each placement is in a prompt that another program rendered."""
+    # In a prompt without a template nothing follows the question.
+    last = places is None or places.question[1] == len(text)
     places = places or Places((0, len(text)))
-    offsets = extents if extents is not None else _extents(tokenizer, text, ids)
-    if condition.placement == "end":
-        # In a prompt without a template nothing follows the question.
-        return len(ids) if places.question[1] == len(text) else after_text(offsets, places.question[1])
-    if condition.placement == "before-question":
-        return _first_after(offsets, places.question[0])
-    if condition.placement == "before-system":
-        if places.system is not None:
-            return _first_after(offsets, places.system[0])
+    try:
+        offsets = extents if extents is not None else _extents(tokenizer, text, ids)
+    except BadPrompt as fault:
+        return Points(len(ids), after_question=len(ids) if last else None, why=str(fault))
+    if places.system is not None:
+        before_system = _first_after(offsets, places.system[0])
+    else:
         # The very beginning, but for what a model must begin with.
-        start = _first_after(offsets, 0)
-        return start + (start < len(ids) and ids[start] == tokenizer.bos_token_id)
-    inside = boundaries_inside(offsets, [part for part in (places.system, places.question) if part is not None])
-    if not inside:
-        raise BadPrompt("no token boundary lies inside the question; use another placement")
-    return random.Random(f"{seed}/anywhere/{key}").choice(inside)
+        before_system = _first_after(offsets, 0)
+        before_system += before_system < len(ids) and ids[before_system] == tokenizer.bos_token_id
+    texts = [part for part in (places.system, places.question) if part is not None]
+    return Points(
+        end=len(ids),
+        before_system=before_system,
+        before_question=_first_after(offsets, places.question[0]),
+        after_question=len(ids) if last else after_text(offsets, places.question[1]),
+        inside=tuple(boundaries_inside(offsets, texts)),
+    )
 
 
 def _first_after(offsets: Sequence[tuple[int, int]], place: int) -> int:

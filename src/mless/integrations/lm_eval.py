@@ -52,7 +52,7 @@ class MlessLM(_Backend):
         self.condition: Condition = take_condition(options, WHO)
         _refuse(self.condition)
         self._seed = condition_seed
-        self._inserts = self.condition.kind != "none"
+        self._inserts = self.condition.inserts
         self._places: dict[str, Places] = {}
         self._inputs: set[tuple[int, ...]] = set()
         self._arm: Any = None
@@ -197,7 +197,7 @@ class MlessLM(_Backend):
 
 
 def _refuse(condition: Condition) -> None:
-    if condition.kind == "shift" or condition.hidden:
+    if condition.of_kind.moves or condition.hidden:
         raise BadStudy(
             f"{WHO}: condition {condition.name!r} changes positions or attention, which lm-eval's backend cannot do; use mless run accuracy, or "
             "the Inspect provider mless"
