@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mless.store import ResultFolder
-from mless.study.accuracy import ACCURACY, ANSWERS, accuracy_table
+from mless.results.folder import ResultFolder
+from mless.results.schemas import ACCURACY, ANSWERS, TUNING
+from mless.study.accuracy.tables import accuracy_table
 from mless.study.spec import AccuracyTable
-from mless.study.tuning import TUNING
 from mless.values import ArmSettings, Condition
 
 WORDS = " Find the sum of all $ positive integers n such that \\frac{n +1 }{ 2} is prime , and greater than 3 . What \n".split(

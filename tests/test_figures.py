@@ -17,6 +17,7 @@ from PIL import Image
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw
 from mless.study import load_study
+from mless.study.showing import figure_spec
 from mless.values import FigureSpec, Panel
 from synthetic import write_folder
 
@@ -144,7 +145,7 @@ def test_versus_picture_takes_one_folder_per_model(folder: Path, small: Path, tm
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)], ids=str)
 def test_three_models_in_any_order(order: tuple[int, ...], tmp_path: Path) -> None:
-    spec = load_study("fig2").figure_spec()
+    spec = figure_spec(load_study("fig2"))
     labels = [panel.model.rsplit("/", 1)[-1] for panel in spec.panels]
     folders = [write_folder(tmp_path / name, label=name, name=name, layers=1, heads=27, items=2) for name in labels]
     shown = {text.replace("\n", " ") for text in svg(spec, [folders[i] for i in order], tmp_path)}

@@ -17,9 +17,10 @@ from PIL import Image
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
 from mless.figures.accuracy import draw_sweep
-from mless.figures.folder import StoredAnswers
+from mless.results.answers import StoredAnswers, best_on_dev, read_accuracy
 from mless.study import available_studies, load_study
-from mless.study.accuracy import best_on_dev, read_accuracy
+from mless.study.conditions import conditions_of
+from mless.study.showing import figure_spec
 from mless.study.spec import AccuracyTable
 from mless.values import ANSWER_KINDS, Condition, FigureSpec, Panel
 from synthetic import write_answers, write_folder
@@ -386,16 +387,16 @@ def test_every_figure_of_answers_has_its_study() -> None:
         spec = found[name]
         assert spec.accuracy is not None
         assert spec.title
-        shown = spec.figure_spec()
+        shown = figure_spec(spec)
         assert (shown.id, shown.kind) == (name, kind)
-        run = {condition.name: condition for condition in spec.conditions_in_order()}
+        run = {condition.name: condition for condition in conditions_of(spec)}
         assert set(shown.conditions) <= set(run)
         assert run["none-again"].again  # the control is on by default
         if name != "accuracy":
             assert (spec.prompt, spec.accuracy.max_new_tokens) == ("raw", 2048)
-    lengths = [condition.length for condition in load_study("fig8").conditions_in_order() if condition.length]
+    lengths = [condition.length for condition in conditions_of(load_study("fig8")) if condition.length]
     assert lengths == [10, 25, 40, 55, 70]
-    assert {condition.placement for condition in load_study("table4").conditions_in_order()} == {
+    assert {condition.placement for condition in conditions_of(load_study("table4"))} == {
         "before-system", "before-question", "end", "anywhere",
     }  # fmt: skip
     _, items = load_study("accuracy").load_items()

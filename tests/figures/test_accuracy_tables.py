@@ -15,10 +15,11 @@ import pytest
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw
-from mless.figures.folder import Accuracy
 from mless.figures.tables import write_tables
-from mless.study.accuracy import ACCURACY, best_on_dev, read_accuracy
-from mless.study.spec import AccuracyTable, load_study
+from mless.results.answers import best_on_dev, read_accuracy
+from mless.results.schemas import ACCURACY, Accuracy
+from mless.study.loading import load_study
+from mless.study.spec import AccuracyTable
 from mless.values import PLACEMENTS, ArmSettings, Condition, FigureSpec
 from synthetic import write_answers, write_folder
 

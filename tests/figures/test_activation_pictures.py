@@ -16,8 +16,10 @@ from PIL import Image
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import draw, style
-from mless.figures.activations import StoredActivations, draw_activations, draw_classes
+from mless.figures.activations import draw_activations, draw_classes
+from mless.results.reading import StoredActivations
 from mless.study import load_study, run_study
+from mless.study.showing import check_figure
 from mless.values import FigureSpec
 from spelling import model_folder
 from synthetic import write_folder
@@ -186,9 +188,9 @@ def test_heads_and_items_are_no_options_of_these_figures(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fig4", "fig7"])
 def test_the_study_of_a_figure_shows_arm_alone_too(name: str) -> None:
-    load_study(name).check_figure(30, 9)
+    check_figure(load_study(name), 30, 9)
     only = load_study(name, {"conditions": "none,arm"}, ["figure.conditions=none,arm"])
-    only.check_figure(30, 9)
+    check_figure(only, 30, 9)
     nothing = load_study(name, {"conditions": "none"}, ["figure.conditions=none"])
     with pytest.raises(BadStudy, match="has nothing to show"):
-        nothing.check_figure(30, 9)
+        check_figure(nothing, 30, 9)

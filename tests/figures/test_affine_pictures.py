@@ -14,6 +14,7 @@ from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
 from mless.figures.affine import draw_displacement
 from mless.study import load_study, run_study
+from mless.study.showing import single_layer
 from mless.values import FigureSpec
 from spelling import model_folder
 from synthetic import write_folder
@@ -105,4 +106,4 @@ def test_what_cannot_be_drawn_is_told(folder, tmp_path):
     with pytest.raises(BadStudy, match="takes no --heads"):
         check(FIG3, heads="1")
     with pytest.raises(BadStudy, match="shows one layer"):
-        load_study("fig3", {"layers": "1-2", "figure.layers": "1-2"}).single_layer()
+        single_layer(load_study("fig3", {"layers": "1-2", "figure.layers": "1-2"}))

@@ -9,7 +9,7 @@ import pytest
 from mless.errors import BadPrompt
 from mless.integrations.filling import Places, fill, find_places, key_of, recorded
 from mless.prompting import SYSTEM_TEXT, build_prompts, encode
-from mless.store import FORMAT
+from mless.results.folder import FORMAT
 from mless.values import PLACEMENTS, Condition, Item
 from spelling import CHATML, NO_SYSTEM, TRIMS, byte_level, with_a_prefix
 

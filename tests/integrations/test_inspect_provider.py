@@ -17,8 +17,8 @@ from mless.engines.base import Decoding, Request
 from mless.engines.hf import HfEngine
 from mless.errors import BadPrompt, BadStudy
 from mless.prompting import build_prompts
-from mless.store import ResultFolder
-from mless.study.imported import import_results
+from mless.results.folder import ResultFolder
+from mless.study.importing import import_results
 from mless.tasks import arithmetic
 from mless.values import Condition, Item
 

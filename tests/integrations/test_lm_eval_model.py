@@ -18,8 +18,8 @@ from mless.errors import BadPrompt, BadStudy
 from mless.integrations.filling import take_condition
 from mless.models import load
 from mless.prompting import build_prompts
-from mless.store import ResultFolder
-from mless.study.imported import import_results
+from mless.results.folder import ResultFolder
+from mless.study.importing import import_results
 from mless.tasks import arithmetic, filler_sentences
 from mless.values import Condition, Item
 

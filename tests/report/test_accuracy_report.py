@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from test_report import EVIL, VERDICT, Page
 
-from mless.figures.folder import StoredAnswers
 from mless.report import draw_standard, publish, summary, write_report
 from mless.report.answers import MOST, changes_of
-from mless.study.accuracy_words import accuracy_lines
+from mless.results.answers import StoredAnswers
+from mless.study.accuracy.words import accuracy_lines
 from mless.study.spec import AccuracyTable
 from mless.values import Condition
 from synthetic import write_answers

@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 import mless
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
-from mless.store import FORMAT, ResultFolder
+from mless.results.folder import FORMAT, ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.identity import digest
 from spelling import CHATML, model_folder

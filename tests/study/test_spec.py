@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from mless.errors import BadStudy
 from mless.stats import Margins
 from mless.study import available_studies, load_study
-from mless.study.choosing import settings_to_try
+from mless.study.conditions import conditions_of
 from mless.study.identity import default_folder, rerun_command
+from mless.study.showing import check_figure, figure_spec, for_models, published_models, single_layer
 from mless.study.spec import StudySpec
+from mless.study.tuning.choosing import settings_to_try
 from mless.values import ARM_PRESETS, Condition, arm_settings
 
 
 def refusal(name: str = "quick", *sets: str, **changes: Any) -> str:
     with pytest.raises(BadStudy) as caught:
-        load_study(name, changes, sets).conditions_in_order()
+        conditions_of(load_study(name, changes, sets))
     message = str(caught.value)
     assert message.isprintable(), message
     return message
@@ -47,10 +49,10 @@ def test_every_figure_has_its_study() -> None:
     assert set(found) >= {"quick"} | wanted
     for name in wanted:
         spec = found[name]
-        assert spec.figure_spec().id == name
+        assert figure_spec(spec).id == name
         assert spec.title
-        assert {"none", "random", *spec.figure_spec().conditions} <= {c.name for c in spec.conditions_in_order()}
-    assert [name for name in wanted if name[:3] == "fig" and "random" in found[name].figure_spec().conditions] == [
+        assert {"none", "random", *figure_spec(spec).conditions} <= {c.name for c in conditions_of(spec)}
+    assert [name for name in wanted if name[:3] == "fig" and "random" in figure_spec(found[name]).conditions] == [
         "fig11"
     ]
 
@@ -58,7 +60,7 @@ def test_every_figure_has_its_study() -> None:
 def test_quick_is_what_the_issue_says() -> None:
     spec = load_study("quick")
     assert (spec.model, spec.data, spec.prompt, spec.layers, spec.heads) == ("smollm2", "bundled", "raw", "all", "all")
-    assert spec.conditions_in_order() == [
+    assert conditions_of(spec) == [
         Condition("none", "none"),
         Condition("mless", "repeat", " /", 55),
         Condition("mful", "repeat", " he", 55),
@@ -103,9 +105,9 @@ def test_set_reaches_into_tables_and_wins_over_options() -> None:
     assert spec.figure is not None
     assert (spec.figure.heads, len(spec.figure.panels)) == ("2", 3)  # the rest of the table stays
     spec = load_study("fig15", {}, ["figure.conditions=none, mful"])
-    assert spec.figure_spec().conditions == ("none", "mful")
+    assert figure_spec(spec).conditions == ("none", "mful")
     spec = load_study("quick", {}, ["condition.hash.filler= #", "condition.hash.length=7", "conditions=none,hash"])
-    assert spec.conditions_in_order()[1] == Condition("hash", "repeat", " #", 7)
+    assert conditions_of(spec)[1] == Condition("hash", "repeat", " #", 7)
 
 
 @pytest.mark.parametrize("text", ["length", "=3", " = 3"])
@@ -166,9 +168,9 @@ def test_unknown_studies_and_conditions() -> None:
 
 def test_none_is_always_measured_and_comes_first() -> None:
     for asked in ("mless", "mless,none", "mless,none,mless"):
-        names = [c.name for c in load_study("quick", {"conditions": asked}).conditions_in_order()]
+        names = [c.name for c in conditions_of(load_study("quick", {"conditions": asked}))]
         assert names == ["none", "mless"]
-    assert [c.name for c in load_study("quick", {"conditions": []}).conditions_in_order()] == ["none"]
+    assert [c.name for c in conditions_of(load_study("quick", {"conditions": []}))] == ["none"]
 
 
 def test_a_study_of_ones_own(own: Any) -> None:
@@ -178,11 +180,11 @@ def test_a_study_of_ones_own(own: Any) -> None:
     )
     spec = load_study(path)
     assert (spec.name, spec.title, spec.layers) == ("own", "Mine", "2")
-    assert spec.conditions_in_order()[1:] == [
+    assert conditions_of(spec)[1:] == [
         Condition("hash", "repeat", " #", 9),
         Condition("late", "text", None, 4, "end"),
     ]
-    changed = load_study(path, {}, ["condition.hash.length=3"]).conditions_in_order()[1]
+    changed = conditions_of(load_study(path, {}, ["condition.hash.length=3"]))[1]
     assert changed == Condition("hash", "repeat", " #", 3)
 
 
@@ -219,47 +221,47 @@ def test_a_figure_the_model_cannot_show_is_refused_before_the_run() -> None:
     with pytest.raises(
         BadStudy, match=r"fig15 shows head 17, but this model's heads are 1 to 9 .*--heads most-shifted:3"
     ):
-        load_study("fig15").check_figure(30, 9)
-    load_study("fig15").check_figure(30, 28)
+        check_figure(load_study("fig15"), 30, 9)
+    check_figure(load_study("fig15"), 30, 28)
     with pytest.raises(BadStudy, match="no head 10: this model's heads are 1 to 9"):
-        load_study("fig15", {"figure.heads": "10"}).check_figure(30, 9)
-    load_study("fig15", {"figure.heads": "most-shifted:3"}).check_figure(30, 9)
+        check_figure(load_study("fig15", {"figure.heads": "10"}), 30, 9)
+    check_figure(load_study("fig15", {"figure.heads": "most-shifted:3"}), 30, 9)
     with pytest.raises(BadStudy, match="fig9 shows layer 2, but this model's layers are 1 to 1; choose with --layers"):
-        load_study("fig9", {"figure.heads": "1"}).check_figure(1, 9)
+        check_figure(load_study("fig9", {"figure.heads": "1"}), 1, 9)
     with pytest.raises(BadStudy, match="no layer 31: this model's layers are 1 to 30"):
-        load_study("fig9", {"figure.layers": "31"}).check_figure(30, 32)
+        check_figure(load_study("fig9", {"figure.layers": "31"}), 30, 32)
     with pytest.raises(BadStudy, match="fig15 shows layer 1, but would measure 2; choose with --layers"):
-        load_study("fig15", {"layers": "2", "figure.heads": "1"}).check_figure(30, 9)
+        check_figure(load_study("fig15", {"layers": "2", "figure.heads": "1"}), 30, 9)
     with pytest.raises(BadStudy, match="fig15 shows head 1, but would store 2–3; choose with --heads"):
-        load_study("fig15", {"heads": "2-3", "figure.heads": "1"}).check_figure(30, 9)
+        check_figure(load_study("fig15", {"heads": "2-3", "figure.heads": "1"}), 30, 9)
 
 
 def test_figures_without_panels_are_checked_too() -> None:
     for name in ("attention", "mass"):
-        load_study(name, {"layers": "2", "figure.layers": "2"}).check_figure(30, 9)
+        check_figure(load_study(name, {"layers": "2", "figure.layers": "2"}), 30, 9)
         with pytest.raises(BadStudy, match="no layer 31: this model's layers are 1 to 30"):
-            load_study(name, {"layers": "31", "figure.layers": "31"}).check_figure(30, 9)
+            check_figure(load_study(name, {"layers": "31", "figure.layers": "31"}), 30, 9)
         with pytest.raises(BadStudy, match=f"{name} shows layer 2, but would measure 1; choose with --layers"):
-            load_study(name, {"figure.layers": "2"}).check_figure(30, 9)
+            check_figure(load_study(name, {"figure.layers": "2"}), 30, 9)
     with pytest.raises(BadStudy, match="no head 10: this model's heads are 1 to 9"):
-        load_study("attention", {"figure.heads": "10"}).check_figure(30, 9)
+        check_figure(load_study("attention", {"figure.heads": "10"}), 30, 9)
 
 
 def test_conditions_a_figure_shows_must_be_run() -> None:
     for name in ("map", "retained", "mass"):  # they show those of their conditions that are run
-        load_study(name, {}, ["conditions=none,mless"]).check_figure(30, 9)
+        check_figure(load_study(name, {}, ["conditions=none,mless"]), 30, 9)
     with pytest.raises(
         BadStudy, match=r"fig10 shows 'mful', but would run none, mless only; .*figure\.conditions=none,mless"
     ):
-        load_study("fig10", {"figure.heads": "1"}, ["conditions=none,mless"]).check_figure(30, 9)
+        check_figure(load_study("fig10", {"figure.heads": "1"}, ["conditions=none,mless"]), 30, 9)
     both = ["conditions=none,mless", "figure.conditions=none,mless"]
-    load_study("fig10", {"figure.heads": "1"}, both).check_figure(30, 9)
+    check_figure(load_study("fig10", {"figure.heads": "1"}, both), 30, 9)
     with pytest.raises(BadStudy, match=r"no condition 'mles' \(did you mean 'mless'\?\)"):
-        load_study("mass", {}, ["figure.conditions=none,mles"]).check_figure(30, 9)
+        check_figure(load_study("mass", {}, ["figure.conditions=none,mles"]), 30, 9)
     for name in ("map", "attention", "fig11"):
         with pytest.raises(BadStudy, match=f"{name} has nothing to show: .* none with filler is run"):
-            load_study(name, {"figure.heads": "most-shifted:1"}, ["figure.conditions=none"]).check_figure(30, 9)
-    load_study("mass", {}, ["conditions=none"]).check_figure(30, 9)
+            check_figure(load_study(name, {"figure.heads": "most-shifted:1"}, ["figure.conditions=none"]), 30, 9)
+    check_figure(load_study("mass", {}, ["conditions=none"]), 30, 9)
 
 
 def test_an_item_that_the_data_lacks_is_refused_before_the_run() -> None:
@@ -270,31 +272,31 @@ def test_an_item_that_the_data_lacks_is_refused_before_the_run() -> None:
 
 
 def test_layers_asked_for_replace_the_published_ones() -> None:
-    panels = load_study("fig9", {"figure.layers": "2-3"}).figure_spec().panels
+    panels = figure_spec(load_study("fig9", {"figure.layers": "2-3"})).panels
     assert [(p.layer, p.head) for p in panels] == [(2, 22), (3, 22)]
-    panels = load_study("fig15", {"figure.layers": "4"}).figure_spec().panels
+    panels = figure_spec(load_study("fig15", {"figure.layers": "4"})).panels
     assert [(p.layer, p.head) for p in panels] == [(4, 17), (4, 26), (4, 28)]
     with pytest.raises(BadStudy, match="fig15 shows one layer, got --layers 1-2; give one number"):
-        load_study("fig15", {"figure.layers": "1-2"}).figure_spec()
+        figure_spec(load_study("fig15", {"figure.layers": "1-2"}))
     with pytest.raises(BadStudy, match="name them, as --layers 1-3"):
-        load_study("fig9", {"figure.layers": "all"}).figure_spec()
-    assert load_study("mass", {"figure.layers": "3"}).single_layer() == 3
+        figure_spec(load_study("fig9", {"figure.layers": "all"}))
+    assert single_layer(load_study("mass", {"figure.layers": "3"})) == 3
     with pytest.raises(BadStudy, match="mass shows one layer, got --layers 1-3; give one number"):
-        load_study("mass", {"figure.layers": "1-3"}).single_layer()
-    assert load_study("attention", {"figure.layers": "2"}).single_layer() == 2
-    assert load_study("attention", {"layers": "3-5"}).single_layer() == 3
-    assert [load_study(name).single_layer() for name in ("mass", "map", "retained", "fig15")] == [1, None, None, None]
+        single_layer(load_study("mass", {"figure.layers": "1-3"}))
+    assert single_layer(load_study("attention", {"figure.layers": "2"})) == 2
+    assert single_layer(load_study("attention", {"layers": "3-5"})) == 3
+    assert [single_layer(load_study(name)) for name in ("mass", "map", "retained", "fig15")] == [1, None, None, None]
 
 
 def test_each_model_gets_the_panels_it_stands_for() -> None:
     spec = load_study("fig2")
-    published = spec.published_models()
+    published = published_models(spec)
     assert [m.rsplit("/")[-1] for m in published] == ["Qwen2.5-Math-7B", "Llama-3.1-8B-Instruct", "gemma-3-4b-it"]
 
     def heads(*models: str) -> list[int]:
-        found = spec.for_models(models)
+        found = for_models(spec, models)
         assert [one.model for one in found] == list(models)
-        return [one.figure_spec().panels[0].head for one in found]
+        return [figure_spec(one).panels[0].head for one in found]
 
     assert heads("mine-1", "mine-2", "mine-3") == [22, 27, 3]
     assert heads(*reversed(published)) == [3, 27, 22]  # a name counts before a position
@@ -375,7 +377,7 @@ def test_a_condition_with_another_text_alone_inserts_nothing() -> None:
         "condition.twice.question": "{question} {question}",
         "conditions": "polite,twice",
     }
-    found = {one.name: one for one in load_study("accuracy", changes).conditions_in_order()}
+    found = {one.name: one for one in conditions_of(load_study("accuracy", changes))}
     assert (found["polite"].kind, found["polite"].system) == ("none", "Please.")
     assert found["twice"].kind == "none"
 
@@ -419,17 +421,17 @@ def test_a_tuning_grid_is_typed_with_commas_or_given_as_a_list():
 @pytest.mark.parametrize("name", ["table2", "table3", "table6", "table7", "table8"])
 def test_the_tables_with_arm_can_show_what_they_run(name: str):
     spec = load_study(name)
-    spec.check_figure()
-    assert any(condition.arm is not None for condition in spec.conditions_in_order())
+    check_figure(spec)
+    assert any(condition.arm is not None for condition in conditions_of(spec))
 
 
 @pytest.mark.parametrize("name", ["tune", "fig12", "table9"])
 def test_the_tuning_studies_have_a_grid_and_a_figure(name: str):
     spec = load_study(name)
-    spec.check_figure()
-    assert spec.single_layer() is None
+    check_figure(spec)
+    assert single_layer(spec) is None
     assert len(settings_to_try(spec)) > 5
-    assert spec.figure_spec().kind in ("sensitivity", "table")
+    assert figure_spec(spec).kind in ("sensitivity", "table")
 
 
 # ---- ARM ---------------------------------------------------------------------------------------------------------------
@@ -438,13 +440,11 @@ def test_the_tuning_studies_have_a_grid_and_a_figure(name: str):
 def test_a_preset_is_a_whole_of_its_own():
     published = ARM_PRESETS["gemma-3-4b-it"]
     changes = {"conditions": "none,mine", "condition.mine.arm.preset": "gemma-3-4b-it"}
-    mine = load_study("quick", changes | {"arm.p1": 99.0, "arm.p_max": 0.5, "arm.c": 0.2}).conditions_in_order()[1]
+    mine = conditions_of(load_study("quick", changes | {"arm.p1": 99.0, "arm.p_max": 0.5, "arm.c": 0.2}))[1]
     assert mine.arm == published
     arm = load_study("tune", {"arm.preset": "google/gemma-3-4b-it"}).arm.settings()
     assert arm == published
-    own = load_study(
-        "quick", {"conditions": "none,arm", "arm.preset": "gemma-3-4b-it", "arm.c": 0.3}
-    ).conditions_in_order()
+    own = conditions_of(load_study("quick", {"conditions": "none,arm", "arm.preset": "gemma-3-4b-it", "arm.c": 0.3}))
     assert own[1].arm == replace(published, c=0.3, fraction=None)
 
 
@@ -462,7 +462,7 @@ def test_a_preset_is_a_whole_of_its_own():
 )
 def test_bad_parameters_of_arm_are_told_before_anything_runs(changes, words):
     with pytest.raises(BadStudy, match=words):
-        load_study("quick", {"conditions": "none,arm"} | changes).conditions_in_order()
+        conditions_of(load_study("quick", {"conditions": "none,arm"} | changes))
 
 
 def test_arm_takes_layers_as_they_are_written_and_nothing_unknown():

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from judged_answers import answers_of, pair, write_folder
 
+from judged_answers import answers_of, pair, write_folder
 from mless import stats
 from mless.errors import BadFolder, BadStudy
-from mless.store import ResultFolder
+from mless.results.folder import ResultFolder
 from mless.study.planning import plan, plan_lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mless.errors import BadFolder, BadStudy
-from mless.store import write_atomically
+from mless.results.folder import write_atomically
 from mless.values import ANSWER_KINDS, INSIDE_KINDS, QUERY_SETS, FigureSpec, QuerySet
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def draw(
 
 def _of_answers(spec: FigureSpec, paths: Sequence[Path]) -> Picture:
     from mless.figures import accuracy
-    from mless.figures.folder import StoredAnswers
+    from mless.results.answers import StoredAnswers
 
     folders = [StoredAnswers.open(path) for path in paths]
     if spec.kind == "sweep":
@@ -118,8 +118,9 @@ def _of_attention(
     omit_first: bool | None,
 ) -> Picture:
     from mless.figures import accuracy, attention, composed, overview
-    from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
     from mless.figures.panels import choose_panels
+    from mless.results.answers import StoredAnswers
+    from mless.results.reading import StoredResults, holds_answers
 
     answered = [path for path in paths if spec.kind == "conditions" and holds_answers(path)]
     folders = [StoredResults.open(path) for path in paths if path not in answered]

@@ -14,10 +14,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mless.errors import BadFolder
-from mless.figures import style, wording
-from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
+from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
-from mless.study.accuracy import BestOnDev
+from mless.results import wording
+from mless.results.answers import BestOnDev, StoredAnswers, shown_rows
+from mless.results.schemas import Accuracy
 
 #: Bars this far apart, in inches, have room above them for a p-value, for a number, for a number that is turned.
 WORDS_PITCH, NUMBER_PITCH, TURNED_PITCH = 0.52, 0.27, 0.12

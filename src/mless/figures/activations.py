@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
-from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from mless.errors import BadFolder, BadStudy
+from mless.errors import BadFolder
 from mless.figures import style
-from mless.figures.folder import StoredStudy
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.reading import StoredActivations
+from mless.results.schemas import TOKEN_CLASSES
 from mless.stats.activations import LOG_PARTS, ZOOM_PARTS, ZOOM_REACH, linear_edges, log_edges
-from mless.store import ResultFolder
-from mless.study.classes import TOKEN_CLASSES
-from mless.values import format_numbers
 
 #: The small panels of fig4: metric, title, whether its change is shown in points of a share.
 _SMALL = (
@@ -36,92 +31,6 @@ _SMALL = (
 )
 #: Bins of |a| with fewer values than this say nothing about a ratio.
 _FEWEST = 200
-
-
-@dataclass(frozen=True, slots=True)
-class StoredActivations(StoredStudy):
-    """A folder that holds activations."""
-
-    @classmethod
-    def open(cls, path: Path) -> StoredActivations:
-        """Read ``study.json``; a folder that measured something else is refused."""
-        about = ResultFolder(path).manifest()
-        if about is None:
-            raise BadFolder(
-                f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one"
-            )
-        if about.get("measures") != "activations":
-            raise BadFolder(
-                f"{path} holds no activations: its study measured {about.get('measures') or 'something else'}; `mless run activations --out …` makes "
-                "one that does"
-            )
-        return cls(path, about)
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers measured."""
-        return [int(layer) for layer in self.about.get("layers") or ()]
-
-    def need_layer(self, layer: int) -> None:
-        """Refuse a layer that was not measured, naming what there is."""
-        highest = int(self.model.get("layers") or 0)
-        if highest and not 1 <= layer <= highest:
-            raise BadStudy(
-                f"no layer {layer} in {self.label}: its layers are 1 to {highest} (numbered from 1); choose with --layers"
-            )
-        if layer not in self.layers:
-            raise BadStudy(
-                f"layer {layer} was not measured in {self.path}: it holds layers {format_numbers(self.layers) or 'none'}; choose one of them with "
-                f"--layers, or run the study again with --layers {layer}"
-            )
-
-    def with_arm(self, condition: str) -> bool:
-        return self.conditions[condition].get("arm") is not None
-
-    def changes(self, **where: Any) -> list[dict[str, Any]]:
-        """Rows of activations.parquet whose columns have the values given; a number that is none is NaN."""
-        columns = [
-            "condition", "layer", "tokens", "metric", "scale", "value", "none", "difference", "lo", "hi", "p_adjusted", "n_items", "verdict",
-            "threshold",
-        ]  # fmt: skip
-        wanted = None
-        for name, value in where.items():
-            one = pc.field(name) == value
-            wanted = one if wanted is None else wanted & one
-        rows: list[dict[str, Any]] = self.table("activations", columns, wanted).to_pylist()
-        numbers = ("value", "none", "difference", "lo", "hi", "p_adjusted")
-        return [row | {name: math.nan if row[name] is None else row[name] for name in numbers} for row in rows]
-
-    def counts(self, condition: str, layer: int) -> dict[str, Float64[np.ndarray, " bins"]]:
-        """The histogram of a condition's activations in a layer: counts summed over items, by kind of bins."""
-        kinds = ["linear", "zoom", "positive", "negative"]
-        where = (pc.field("condition") == condition) & (pc.field("layer") == layer)
-        table = self.table("activation_histograms", [*kinds, "zeros", "width"], where)
-        if not table.num_rows:
-            raise BadFolder(f"{self.path}: no histogram of {condition!r} in layer {layer}; run the study again")
-        found = {
-            kind: table[kind]
-            .combine_chunks()
-            .flatten()
-            .to_numpy()
-            .reshape(table.num_rows, -1)
-            .sum(axis=0)
-            .astype(float)
-            for kind in kinds
-        }
-        return (
-            found
-            | {name: np.array([float(table[name].to_numpy().sum())]) for name in ("zeros",)}
-            | {"width": np.array([float(table["width"][0].as_py())])}
-        )
-
-    def tokens(self, layer: int) -> dict[str, int]:
-        """How many tokens of each set all items have together."""
-        where = (pc.field("condition") == "none") & (pc.field("layer") == layer)
-        found: dict[str, int] = {}
-        for row in self.table("activation_items", ["tokens", "n_tokens"], where).to_pylist():
-            found[row["tokens"]] = found.get(row["tokens"], 0) + int(row["n_tokens"])
-        return found
 
 
 # ---- fig4 ----------------------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import style
-from mless.figures.folder import StoredResults, StoredStudy
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.reading import StoredResults, StoredStudy
 from mless.values import INSERTING, format_numbers, head_name
 
 #: An R² further down is drawn at the edge, with its own mark: how bad a bad prediction is would flatten all others.

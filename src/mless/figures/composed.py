@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mless.figures import accuracy, attention, style
-from mless.figures.folder import StoredAnswers
 from mless.figures.panels import ChosenPanel
 from mless.figures.style import PAGE_WIDTH, Picture
+from mless.results.answers import StoredAnswers
 from mless.values import QuerySet
 
 #: Left, right; the rest is between them.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mless.errors import BadFolder
-from mless.figures.folder import StoredPrompt, StoredResults
+from mless.results.reading import StoredPrompt, StoredResults
 from mless.stats import band
 from mless.values import QuerySet
 

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 
 from mless.errors import BadFolder
 from mless.figures import style
-from mless.figures.folder import StoredResults
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.reading import StoredResults
 from mless.stats import Margins
 from mless.values import MASS_NAMES, QuerySet, format_numbers
 

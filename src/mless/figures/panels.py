@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mless.errors import BadStudy
-from mless.figures.folder import StoredResults
+from mless.results.reading import StoredResults
 from mless.values import FigureSpec, parse_numbers, stand_ins
 
 MOST_SHIFTED = "most-shifted:3"

@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mless.errors import BadFolder, BadStudy
-from mless.figures import wording
-from mless.figures.folder import Accuracy, StoredAnswers, shown_rows
-from mless.store import write_atomically
+from mless.results import wording
+from mless.results.answers import StoredAnswers, shown_rows
+from mless.results.folder import write_atomically
+from mless.results.schemas import Accuracy
 from mless.values import INSERTING
 
 #: The tables that have a layout of their own; any other id gets one row per condition, split and metric.

@@ -4,110 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from mless.errors import BadFolder
-from mless.figures import wording
-from mless.figures.folder import Accuracy, StoredStudy
 from mless.figures.tables import Cell, Table
-from mless.store import ResultFolder
+from mless.results import wording
+from mless.results.answers import StoredTuning
+from mless.results.schemas import Accuracy, Tried
 from mless.values import ARM_PRESETS, ArmSettings, format_numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One row of ``tuning.parquet``: a setting on all dev items up to a rung, beside `none`. Shares are 0…1."""
-
-    condition: str
-    rung: int
-    c: float | None
-    fraction: float | None
-    p_min: float
-    p_max: float
-    p1: float
-    layers: tuple[int, ...]
-    n: int
-    none: float
-    value: float
-    lo: float | None
-    hi: float | None
-    delta: float
-    delta_lo: float | None
-    delta_hi: float | None
-    p: float | None
-    p_adjusted: float | None
-    kept: bool
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return self.p_min, self.p_max
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTuning(StoredStudy):
-    """A folder that `mless tune` made."""
-
-    @classmethod
-    def open(cls, path: Path) -> StoredTuning:
-        about = ResultFolder(path).manifest()
-        if about is None or about.get("measures") != "tune":
-            raise BadFolder(
-                f"{path} holds no tuning of ARM's parameters; `mless tune --out …` makes a folder that does, and its inner folders are for the "
-                "tables of accuracy"
-            )
-        if not about.get("complete"):
-            raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
-        return cls(path, about)
-
-    @property
-    def task(self) -> str:
-        return str(self.about.get("task") or self.study.get("data") or "task")
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What study.json says of the choice: chosen, tried, rungs, dev, test, transfer."""
-        return cast("dict[str, Any]", self.about["tuning"])
-
-    @property
-    def chosen(self) -> str:
-        return str(self.told["chosen"])
-
-    def rows(self) -> list[Tried]:
-        """Every setting and rung, in the order in which they were tried."""
-        found: list[Tried] = []
-        for row in self.table("tuning", [field.name for field in fields(Tried)]).to_pylist():
-            told: dict[str, Any] = {**row, "layers": tuple(row["layers"])}
-            found.append(Tried(**told))
-        if not found:
-            raise BadFolder(f"{self.path}: tuning.parquet holds no rows; run the same command again")
-        return found
-
-    def tried(self) -> list[Tried]:
-        """Each setting once, by the last rung it was in."""
-        return list({row.condition: row for row in self.rows()}.values())
-
-    def best(self) -> Tried:
-        """The chosen setting, on all dev items."""
-        return next(row for row in self.tried() if row.condition == self.chosen)
-
-    def accuracy(self) -> list[Accuracy]:
-        """The chosen setting, `none` and the A/A control on the test items (split ``test``) and on other tasks (``all``)."""
-        rows: list[Accuracy] = []
-        for row in self.table("tuned", Accuracy.columns(), newer=Accuracy.newer()).to_pylist():
-            told: dict[str, Any] = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
-            rows.append(Accuracy(**told))
-        return rows
-
-    def on_test(self) -> Accuracy:
-        """The chosen setting on the test items."""
-        return next(
-            row for row in self.accuracy() if (row.split, row.metric, row.condition) == ("test", "pass@1", self.chosen)
-        )
-
 
 # ---- table 9 ---------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from mless.errors import BadFolder
-from mless.figures import style, wording
+from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
-from mless.figures.tuned import StoredTuning, Tried
-from mless.study.comparing import ALPHA
+from mless.results import wording
+from mless.results.answers import ALPHA, StoredTuning
+from mless.results.schemas import Tried
 from mless.values import ArmSettings, arm_of, format_numbers
 
 #: Purple is worse and orange better; both are told apart by every kind of colour vision, and grey is what was not tried.

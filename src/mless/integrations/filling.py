@@ -12,8 +12,10 @@ from typing import Any
 from mless import tasks
 from mless.errors import BadPrompt, BadStudy, EngineFault
 from mless.prompting import Points, after_text, boundaries_inside, extents_of, insertion_point
-from mless.store import FORMAT
-from mless.study.spec import ArmTable, validated
+from mless.results.folder import FORMAT
+from mless.study.conditions import conditions_of
+from mless.study.loading import validated
+from mless.study.spec import ArmTable
 from mless.values import Condition, parse_numbers
 
 #: Model arguments that say what is done to the prompt; those of ARM are the fields of [arm] with this in front.
@@ -58,7 +60,7 @@ def take_condition(options: dict[str, Any], who: str) -> Condition:
     spec = validated(
         {"name": who, "conditions": [name], "arm": arm, "accuracy": {"again": False}, **fields}, f"of {who}"
     )
-    condition = next(one for one in spec.conditions_in_order() if one.name == name)
+    condition = next(one for one in conditions_of(spec) if one.name == name)
     if arm and condition.arm is None:
         # As the built-in ones are called: arm, mless-arm.
         called = "arm" if name == "none" else f"{name}-arm"

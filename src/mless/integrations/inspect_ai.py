@@ -161,7 +161,7 @@ class MlessAPI(_model.ModelAPI):
 
     def _request(self, messages: list[dict[str, Any]], item: str, seed: int) -> Request:
         from mless.engines.base import Request
-        from mless.study.running import check_prompt
+        from mless.study.subject import check_prompt
 
         tokenizer = self._worker.tokenizer
         if self._kind == "chat":

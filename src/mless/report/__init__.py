@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mless.figures import draw
-from mless.store import ResultFolder, write_atomically
+from mless.results.folder import ResultFolder, write_atomically
 from mless.values import FigureSpec
 
 if TYPE_CHECKING:
-    from mless.figures.folder import StoredAnswers
+    from mless.results.answers import StoredAnswers
 
 __all__ = ["draw_standard", "publish", "summary", "write_report"]
 
@@ -31,7 +31,7 @@ def publish(folder: Path, fresh: bool, say: Callable[[str], None] = lambda line:
 
 def summary(folder: Path) -> dict[str, Any]:
     """What the folder says, for other programs: its verdict in words, and every layer's retained share or every condition's accuracy."""
-    from mless.figures.folder import holds_answers
+    from mless.results.reading import holds_answers
     from mless.study import verdict_lines
 
     folder = Path(folder)
@@ -51,7 +51,8 @@ def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list
     Of attention: the most shifted heads of its first layer, shares by layer and head, and where attention goes. Of answers: bars and the
     table of accuracy, accuracy by length where lengths differ, pass@k and diversity where there are several samples.
     """
-    from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
+    from mless.results.answers import StoredAnswers
+    from mless.results.reading import StoredResults, holds_answers
 
     inside = _of_insides(Path(folder))
     if inside is not None:
@@ -109,8 +110,9 @@ def write_report(folder: Path, *, verdict: Sequence[str]) -> Path:
     It needs no network and runs no script; whatever stands in the data is shown as text, never as markup.
     """
     # jinja2 and pyarrow load here and not at the top: `import mless` must stay cheap.
-    from mless.figures.folder import StoredAnswers, StoredResults, holds_answers
     from mless.report.page import render
+    from mless.results.answers import StoredAnswers
+    from mless.results.reading import StoredResults, holds_answers
 
     path = Path(folder)
     target = path / "report.html"

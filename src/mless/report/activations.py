@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mless.figures import draw
-from mless.figures.activations import StoredActivations
-from mless.store import ResultFolder
+from mless.results.folder import ResultFolder
+from mless.results.reading import StoredActivations
 from mless.values import FigureSpec
 
 #: The metrics in the order the page has them, as it calls them.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mless.figures import draw
-from mless.figures.folder import StoredResults, StoredStudy
-from mless.store import ResultFolder
+from mless.results.folder import ResultFolder
+from mless.results.reading import StoredResults, StoredStudy
 from mless.values import INSERTING, FigureSpec
 
 #: Conditions beside which there is room for a field of arrows.

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mless.figures import wording
-from mless.figures.folder import Answer, StoredAnswers, shown_rows
+from mless.results import wording
+from mless.results.answers import StoredAnswers, shown_rows
+from mless.results.schemas import Answer
 
 #: Changed items shown for each condition, in each direction.
 MOST = 10

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from markupsafe import Markup
 from PIL import Image
 
-from mless.figures.folder import StoredAnswers, StoredResults, StoredStudy
-from mless.figures.wording import decoding_of
-from mless.figures.wording import visible as shown
 from mless.report.answers import answer_parts, filters
-from mless.study.verdict import random_is_yardstick
+from mless.results.answers import StoredAnswers
+from mless.results.reading import StoredResults, StoredStudy
+from mless.results.wording import decoding_of, random_is_yardstick
+from mless.results.wording import visible as shown
 from mless.values import SPAN_NAMES
 
 #: Of a longer example prompt the middle is left out.

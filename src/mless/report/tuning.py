@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mless.figures import draw, wording
+from mless.figures import draw
 from mless.figures.tables import write_tables
-from mless.figures.tuned import StoredTuning
+from mless.results import wording
+from mless.results.answers import StoredTuning
 from mless.values import FigureSpec
 
 
@@ -24,8 +25,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def opened_columns(table: str) -> list[str]:
-    from mless.study.accuracy import ACCURACY
-    from mless.study.tuning import TUNING
+    from mless.results.schemas import ACCURACY, TUNING
 
     return list({"tuning": TUNING, "tuned": ACCURACY}[table].names)
 

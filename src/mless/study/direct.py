@@ -6,16 +6,22 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from mless import stats, tasks
-from mless.errors import BadPrompt, BadStudy
+from mless.errors import BadFolder, BadPrompt, BadStudy
 from mless.prompting import align, build_prompts, resolve_kind
-from mless.study import tables
-from mless.study.running import Outcome, Progress, run_study
-from mless.study.spec import load_study, validated
+from mless.results.folder import ResultFolder
+from mless.study.attention import tables
+from mless.study.bench import Outcome, Progress
+from mless.study.conditions import conditions_of
+from mless.study.kinds import MEASUREMENTS
+from mless.study.loading import load_study, validated
+from mless.study.running import run_study
+from mless.study.spec import AccuracyTable, TuneTable
+from mless.study.tuning.choosing import Noise, Readout, on_noise, with_control
 from mless.values import QUERY_SETS, Condition, Item, Prompt, QuerySet, format_numbers, head_name
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ def prompts(
     """
     name = condition if isinstance(condition, str) else "none"
     spec = validated({"name": "direct", "conditions": [name], **changes}, "direct")
-    chosen = next(c for c in spec.conditions_in_order() if c.name == name) if isinstance(condition, str) else condition
+    chosen = next(c for c in conditions_of(spec) if c.name == name) if isinstance(condition, str) else condition
     rows = [q if isinstance(q, Item) else Item(str(n), q) for n, q in enumerate(questions, start=1)]
     kind = resolve_kind(prompt, model.tokenizer, model.label)
     sentences = tasks.filler_sentences()
@@ -132,3 +138,33 @@ def retained(
 def run(study: str, out: Path | str | None = None, progress: Progress | None = None, **changes: Any) -> Outcome:
     """A whole study by name, or the part of it that is not stored yet: ``mless.run("quick", limit=8)``."""
     return run_study(load_study(study, changes), Path(out) if out is not None else None, progress)
+
+
+def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noise:
+    """How often choosing among a folder's settings would claim an effect if there were none: `on_noise` on its dev answers."""
+    folder = ResultFolder(Path(path))
+    about = folder.manifest()
+    if about is None or about.get("measures") != "tune":
+        raise BadFolder(f"{path} holds no tuning of ARM's parameters; mless tune --method grid --out DIR makes one")
+    if not about.get("complete"):
+        raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
+    rungs: list[int] = about["tuning"]["rungs"]
+    if len(rungs) > 1:
+        raise BadFolder(
+            f"{path} was tuned by halving, so of its settings only those that were kept have answers to all dev items (rungs of "
+            f"{', '.join(map(str, rungs))}), and noise needs every setting's; tune with --method grid"
+        )
+    answers = with_control(ResultFolder(folder.path / "dev-1").read_table("answers"))
+    tune = TuneTable.model_validate(about["study"]["tune"]).model_copy(update={"method": "grid"})
+    accuracy = AccuracyTable.model_validate(about["study"]["accuracy"])
+    names = [name for name in about["conditions"] if name != "none"]
+    # By the study's own seed all of these are dev items, which is why they were answered.
+    return on_noise(
+        answers,
+        names,
+        tune,
+        accuracy,
+        cast("Readout", MEASUREMENTS.get("accuracy")),
+        seeds=seeds,
+        seed=about["study"]["seed"] + 1,
+    )

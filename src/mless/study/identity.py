@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mless.errors import BadFolder
-from mless.store import ResultFolder
-from mless.study.spec import StudySpec, write_sets
+from mless.results.folder import ResultFolder
+from mless.study.conditions import conditions_of
+from mless.study.loading import write_sets
+from mless.study.spec import StudySpec
 from mless.values import Item
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def default_folder(spec: StudySpec, label: str) -> Path:
 
     Fields that change nothing stored do not: a run asked for with another margin, or another primary condition, finds its answers again.
     """
-    left_out = ("model", "figure", "title", "primary")
+    left_out = ("model", "figure", "title", "primary", "margins", "flips")
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
     if accuracy := changed.pop("accuracy", None):
         written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
@@ -57,8 +59,8 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
         for key, value in spec.model_dump().items()
         if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy", "primary")
     }
-    unused = ["arm"] if not any(condition.arm for condition in spec.conditions_in_order()) else []
-    unused += [key for key in ("activations", "affine", "tune") if getattr(spec, key) is None]
+    unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
+    unused += [key for key in ("activations", "affine", "tune", "measures", "options") if not getattr(spec, key)]
     fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own

@@ -131,9 +131,10 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
 
 def _usual_conditions() -> int:
     """How many conditions the study `accuracy` compares with none."""
-    from mless.study.spec import load_study
+    from mless.study.conditions import conditions_of
+    from mless.study.loading import load_study
 
-    return sum(one.name != "none" and not one.again for one in load_study("accuracy").conditions_in_order())
+    return sum(one.name != "none" and not one.again for one in conditions_of(load_study("accuracy")))
 
 
 def _tested_with(found: Mapping[str, Any]) -> str:
@@ -215,8 +216,8 @@ def _from_pilot(path: Path) -> dict[str, Any]:
     With several samples it is the share of (item, sample) pairs, which is what one answer per item would show. Items change by
     themselves as often as the A/A control says, so no smaller share is assumed.
     """
-    from mless.store import ResultFolder
-    from mless.study.accuracy import read_accuracy
+    from mless.results.answers import read_accuracy
+    from mless.results.folder import ResultFolder
 
     about, conditions, _ = read_accuracy(path)
     rows = ResultFolder(path).read_table("answers", columns=["condition", "item", "sample", "correct"]).to_pylist()

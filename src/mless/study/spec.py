@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -18,7 +11,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
-    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -29,28 +21,16 @@ from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
 from mless.values import (
-    ANSWER_KINDS,
     ArmSettings,
-    Condition,
     ConditionKind,
     FigureKind,
-    FigureSpec,
     Item,
-    Panel,
     Placement,
     arm_settings,
-    format_numbers,
-    parse_numbers,
     pick_item,
-    stand_ins,
 )
 
 _FORBID = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)  # layers = 1 means "1"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-#: Pictures of a whole model: of their conditions they show those that were run.
-_OVERVIEWS = ("map", "retained", "mass")
-#: What a study must not decide, because a study may come from anybody; typed on the command line it is the user's own doing.
-_TYPED_ONLY = {"trust_remote_code": "--trust-remote-code"}
 
 
 def _split_names(value: Any) -> Any:
@@ -78,12 +58,6 @@ def _split_shares(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-#: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
-PLAN_AND_SOLVE = (
-    "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
-    "within \\boxed{}."
-)
-REPHRASED = "Think the problem through, one step after another. Write the final answer inside \\boxed{}."
 #: What an accuracy study says to the model where its items are sums; everything else gets the published text.
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 EngineName = Literal["hf", "vllm", "openai", "scripted"]
@@ -208,9 +182,9 @@ class FigureTable(BaseModel):
 
 class MarginTable(BaseModel):
     model_config = _FORBID
-    drop: float = 0.95
-    rise: float = 1.05
-    same: tuple[float, float] = (0.9, 1.1)
+    drop: float = Margins().drop
+    rise: float = Margins().rise
+    same: tuple[float, float] = Margins().same
 
 
 class AccuracyTable(BaseModel):
@@ -303,6 +277,16 @@ class StudySpec(BaseModel):
     activations: ActivationsTable | None = None
     affine: AffineTable | None = None
     tune: TuneTable | None = None
+    measures: str | None = None  # a measurement that is no part of mless, by the name it is registered by
+    options: dict[str, Any] = {}  # what that measurement takes
+
+    @property
+    def measured(self) -> str:
+        """What the study measures: the one place that decides it."""
+        if self.measures is not None:
+            return self.measures
+        tables = ("tune", "accuracy", "activations", "affine")
+        return next((name for name in tables if getattr(self, name) is not None), "attention")
 
     @model_validator(mode="after")
     def _tunes_by_answers(self) -> StudySpec:
@@ -317,6 +301,12 @@ class StudySpec(BaseModel):
     @model_validator(mode="after")
     def _measures_one_thing(self) -> StudySpec:
         asked = [name for name in ("accuracy", "activations", "affine") if getattr(self, name) is not None]
+        if self.measures is not None and asked:
+            raise ValueError(f"measures = {self.measures!r} and [{asked[0]}] both say what is measured; leave one out")
+        if self.options and self.measures is None:
+            raise ValueError(
+                "[options] are for a measurement of your own: name it with measures = NAME, or leave them out"
+            )
         if len(asked) > 1:
             raise ValueError(
                 f"a study measures one thing, and this one has {' and '.join(f'[{name}]' for name in asked)}; make two of it"
@@ -350,191 +340,8 @@ class StudySpec(BaseModel):
         own = self._as_written
         return {key: value for key, value in self.model_dump().items() if own and value != own[key]}
 
-    def conditions_in_order(self) -> list[Condition]:
-        """Resolved conditions, `none` first: every share is taken against it."""
-        names = list(dict.fromkeys(self.conditions))
-        if "none" not in names:
-            names.insert(0, "none")
-        if self.accuracy is not None and self.accuracy.again and "none-again" not in names:
-            names.append("none-again")
-        names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
-        found = [self._condition(name) for name in names]
-        for condition in found if self.affine is not None else ():
-            if condition.arm is not None:
-                raise BadStudy(
-                    f"condition {condition.name!r} runs the model with ARM, but both prompts of a pair run in one forward here, and none must run "
-                    "without it; ARM acts behind layer 1's attention: use mless run activations for it, and leave it out of --conditions here"
-                )
-        for condition in found if self.accuracy is None else ():
-            if condition.for_answers_only:
-                raise BadStudy(
-                    f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
-                    "study that has [accuracy], such as mless run accuracy"
-                )
-        self._check_primary(found)
-        return found
-
-    def _check_primary(self, conditions: Sequence[Condition]) -> None:
-        """The primary condition is one of those that are compared with none."""
-        if self.primary is None:
-            return
-        if self.accuracy is None:
-            raise BadStudy(
-                f"primary = {self.primary!r} is for studies that compare answers, and {self.name!r} draws none: leave it out, or use mless run accuracy"
-            )
-        compared = [one.name for one in conditions if one.name != "none" and not one.again]
-        if self.primary not in compared:
-            control = any(one.name == self.primary for one in conditions)
-            why = "is what the others are compared with" if control else "is no condition of this study"
-            raise BadStudy(
-                f"primary: {self.primary!r} {why}{_near(self.primary, compared) if not control else ''}; name one of those that are "
-                f"compared with none: {', '.join(compared) or '(there is none: add one with --conditions)'}"
-            )
-
-    def _condition(self, name: str) -> Condition:
-        built_in: dict[str, ConditionTable] = {
-            "none": ConditionTable(kind="none"),
-            "mless": ConditionTable(kind="repeat", filler=self.filler),
-            "mful": ConditionTable(kind="repeat", filler=self.meaningful),
-            "random": ConditionTable(kind="text"),
-            "random-tokens": ConditionTable(kind="tokens"),
-            "position-only": ConditionTable(kind="shift"),
-            "arm": ConditionTable(kind="none", arm=self.arm),
-            "mless-arm": ConditionTable(kind="repeat", filler=self.filler, arm=self.arm),
-        }
-        if self.accuracy is not None:
-            built_in |= {
-                "none-again": ConditionTable(kind="none", again=True),
-                "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
-                "rephrased": ConditionTable(kind="none", system=REPHRASED),
-                "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
-                "masked-filler": ConditionTable(kind="repeat", filler=self.filler, hidden=True),
-                "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
-            }
-        if name in ("none", "none-again") and name in self.condition:
-            raise BadStudy(
-                f"condition {name!r} is what every other one is measured against, so [condition.{name}] cannot change it; give yours another name"
-            )
-        table = self.condition.get(name) or built_in.get(name)
-        if table is None:
-            known = [*built_in, *self.condition]
-            raise BadStudy(
-                f"no condition {name!r}{_near(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
-            )
-        if not re.fullmatch(_NAME, name):
-            raise BadStudy(
-                f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
-            )
-        plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
-        kind = table.kind or ("none" if plain else "repeat")
-        own: dict[str, Any] = {
-            key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
-        }
-        own["arm"] = table.arm.settings(self.arm) if table.arm is not None else None
-        if kind == "none":
-            return Condition(name, "none", table.filler, table.length or 0, **own)
-        length = table.length if table.length is not None else self.length
-        return Condition(name, kind, table.filler, length, table.placement or self.placement, **own)
-
     def margins_of(self) -> Margins:
         return Margins(self.margins.drop, self.margins.rise, self.margins.same)
-
-    def figure_spec(self, highest: int = 10_000) -> FigureSpec:
-        """The figure, with the layers asked for in the published ones' place; `highest` is the model's last, where known."""
-        if self.figure is None:
-            raise BadStudy(f"study {self.name!r} is for no figure; `mless studies` shows which are")
-        table = self.figure
-        panels = [Panel(panel.model, panel.layer, panel.head) for panel in table.panels]
-        if table.layers is not None and panels:
-            if table.layers.strip() == "all":
-                raise BadStudy(f"{self.name} shows layers side by side; name them, as --layers 1-3")
-            chosen = parse_numbers(table.layers, highest, "layer")
-            if table.kind == "layers":
-                panels = [Panel(panels[0].model, layer, panels[0].head) for layer in chosen]
-            elif len(chosen) == 1:
-                panels = [Panel(panel.model, chosen[0], panel.head) for panel in panels]
-            else:
-                raise BadStudy(f"{self.name} shows one layer, got --layers {table.layers}; give one number")
-        return FigureSpec(self.name, table.kind, tuple(panels), tuple(table.conditions))
-
-    def single_layer(self, highest: int = 10_000) -> int | None:
-        """The one layer shown by a picture that has no published panels: the one asked for, else the study's first."""
-        answers = (*ANSWER_KINDS, "sensitivity")
-        if self.figure is None or self.figure.panels or self.figure.kind in ("map", "retained", *answers):
-            if self.figure is not None and self.figure.layers is not None and self.figure.kind in answers:
-                raise BadStudy(
-                    f"figure {self.name} takes no --layers: it shows answers and not attention; leave it out"
-                )
-            return None
-        if self.figure.layers is None:
-            return parse_numbers(self.layers, highest, "layer")[0]
-        chosen = parse_numbers(self.figure.layers, highest, "layer")
-        if len(chosen) != 1:
-            raise BadStudy(f"{self.name} shows one layer, got --layers {self.figure.layers}; give one number")
-        return chosen[0]
-
-    def check_figure(self, layers: int = 0, heads: int = 0) -> None:
-        """Fail before the run, not after it, when the study cannot show its figure on a model of that many layers and heads."""
-        if self.figure is None or self.tune is not None:  # of a tuning study the settings are shown, not its conditions
-            return
-        self._check_shown_conditions(self.figure)
-        if self.accuracy is not None:
-            return
-        layer = self.single_layer(layers)
-        panels = self.figure_spec(layers).panels
-        for shown in [layer] if layer is not None else [panel.layer for panel in panels]:
-            if shown > layers:
-                raise BadStudy(
-                    f"{self.name} shows layer {shown}, but this model's layers are 1 to {layers}; choose with --layers"
-                )
-            if shown not in (run := parse_numbers(self.layers, 10_000, "layer")):
-                raise BadStudy(
-                    f"{self.name} shows layer {shown}, but would measure {format_numbers(run)}; choose with --layers"
-                )
-        if self.figure.kind in _OVERVIEWS:
-            return
-        if self.figure.heads is None:
-            wanted = [panel.head for panel in panels]
-        elif re.fullmatch(r"\s*most-shifted(:[1-9]\d*)?\s*", self.figure.heads):
-            wanted = []
-        else:
-            wanted = parse_numbers(self.figure.heads, heads, "head")
-        for head in wanted:
-            if head > heads:
-                count = len(panels) if self.figure.kind == "heads" else 1
-                raise BadStudy(
-                    f"{self.name} shows head {head}, but this model's heads are 1 to {heads} (numbered from 1); "
-                    f"choose some: --heads most-shifted:{count}, or a list such as --heads 1,{heads}"
-                )
-            if head not in (run := parse_numbers(self.heads, heads, "head")):
-                raise BadStudy(
-                    f"{self.name} shows head {head}, but would store {format_numbers(run)}; choose with --heads or --set heads={head}"
-                )
-
-    def _check_shown_conditions(self, table: FigureTable) -> None:
-        run = {condition.name: condition.kind for condition in self.conditions_in_order()}
-        shown = list(dict.fromkeys(table.conditions))
-        for name in shown:
-            self._condition(name)  # a slip of the pen is told apart from a condition that is merely not run
-        missing = [name for name in shown if name not in run]
-        kept = [name for name in shown if name in run]
-        if missing and table.kind not in _OVERVIEWS:
-            raise BadStudy(
-                f"{self.name} shows {', '.join(map(repr, missing))}, but would run {', '.join(run)} only; add it with --set conditions=…, "
-                f"or leave it out: --set figure.conditions={','.join(kept) or ','.join(run)}"
-            )
-        if table.kind in ANSWER_KINDS:
-            return
-        # ARM inserts nothing, and changes activations all the same.
-        inserting = table.kind not in ("activations", "classes")
-        filled = [name for name in kept if (run[name] if inserting else name) != "none"]
-        heads = table.heads or ("" if table.panels else "most-shifted")
-        compares = table.kind in ("map", "retained", "versus") or (table.kind != "mass" and "most-shifted" in heads)
-        if not (filled if compares else kept):
-            raise BadStudy(
-                f"{self.name} has nothing to show: of its conditions {', '.join(shown) or '(none named)'}, none "
-                f"{'with filler ' if compares else ''}is run; name some that are: --set figure.conditions={','.join(run)}"
-            )
 
     def load_items(self) -> tuple[str, list[Item]]:
         """The task's name and the items the study is about."""
@@ -560,174 +367,3 @@ class StudySpec(BaseModel):
         """Fail before the run where the data holds no such item."""
         _, items = self.load_items()
         pick_item([item.id for item in items], wanted, self.data)
-
-    def for_models(self, models: Sequence[str]) -> list[StudySpec]:
-        """The study for each of several models: of a figure, the panels that this one stands for."""
-        if self.figure is None or not self.figure.panels:
-            return [self.model_copy(update={"model": model}) for model in models]
-        found: list[StudySpec] = []
-        for model, published in zip(models, stand_ins(self.published_models(), [[m] for m in models]), strict=True):
-            panels = [panel for panel in self.figure.panels if panel.model == published]
-            figure = self.figure.model_copy(update={"panels": panels})
-            found.append(self.model_copy(update={"model": model, "figure": figure}))
-        return found
-
-    def published_models(self) -> list[str]:
-        """The models a figure was published for, in order."""
-        if self.figure is None:
-            return []
-        return list(dict.fromkeys([*self.figure.models, *(panel.model for panel in self.figure.panels)]))
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def available_studies() -> dict[str, StudySpec]:
-    """The studies that come with the package, in reading order."""
-    folder = resources.files("mless") / "studies"
-    found = {
-        entry.name.removesuffix(".toml"): _parse(entry.read_text(encoding="utf-8"), entry.name, {})
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
-    return dict(sorted(found.items(), key=lambda pair: (pair[0] != "quick", len(pair[0]), pair[0])))
-
-
-def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequence[str] = ()) -> StudySpec:
-    """A study by name or TOML path; `changes` are fields by name, `sets` are ``key=value`` texts, which win."""
-    merged: dict[str, Any] = dict(changes or {})
-    for text in sets:
-        key, value = _read_set(text)
-        merged.pop(key, None)  # so that it is put last, and wins
-        merged[key] = value
-    path = Path(name)
-    if path.suffix == ".toml":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise BadStudy(f"no study file {name!r}; `mless studies` lists those that come with mless") from None
-        except OSError as fault:
-            raise BadStudy(f"study file {name!r} cannot be read: {fault.strerror}") from None
-        except UnicodeDecodeError:
-            raise BadStudy(f"study file {name!r} is not UTF-8 text; save it as UTF-8") from None
-        spec = _parse(text, name, merged)
-        spec._source = name  # pyright: ignore[reportPrivateUsage]
-        return spec
-    entry = resources.files("mless") / "studies" / f"{name}.toml"
-    if "/" in name or not entry.is_file():
-        known = list(available_studies())
-        raise BadStudy(f"no study {name!r}{_near(name, known)}; there are: {', '.join(known)}, or give a .toml file")
-    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
-
-
-def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
-    try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
-        raise BadStudy(f"study {source} is no valid TOML: {fault}") from None
-    fields.setdefault("name", Path(source).stem)
-    as_written = validated(fields, source)
-    if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
-        as_written.figure_spec()
-    if as_written.accuracy is None and any(key.partition(".")[0] == "accuracy" for key in changes):
-        raise BadStudy(
-            f"study {as_written.name!r} measures attention and draws no answers; for answers use mless run accuracy, or a study file with [accuracy]"
-        )
-    for key, value in changes.items():
-        _put(fields, key, value)
-    spec = validated(fields, source)
-    spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
-    return spec
-
-
-def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
-    """A spec from its fields; a fault names the field, and the nearest one there is."""
-    try:
-        return StudySpec.model_validate(dict(fields))
-    except ValidationError as fault:
-        first = fault.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            *tables, last = map(str, first["loc"])
-            if last in _TYPED_ONLY:
-                raise BadStudy(
-                    f"study {source} has no field {where!r}: only the {_TYPED_ONLY[last]} flag on the command line can do that"
-                ) from None
-            inside = _fields(tables)
-            names = [".".join([*tables, name]) for name in inside]
-            near = difflib.get_close_matches(last, inside, n=1)
-            hint = f" (did you mean {'.'.join([*tables, near[0]])!r}?)" if near else ""
-            raise BadStudy(f"study {source} has no field {where!r}{hint}; its fields are: {', '.join(names)}") from None
-        message = first["msg"].removeprefix("Value error, ")
-        if (
-            isinstance(first.get("input"), dict) and first["type"] == "value_error"
-        ):  # a rule of the whole table, which says what it got
-            raise BadStudy(f"study {source}, [{where}]: {message}") from None
-        raise BadStudy(
-            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {first.get('input')!r}"
-        ) from None
-
-
-def _fields(tables: Sequence[str]) -> list[str]:
-    """The fields of the study, or of the table that lies on the way `tables` in it."""
-    place = _annotation(tables)
-    return list(place.model_fields) if isinstance(place, type) and issubclass(place, BaseModel) else []
-
-
-def _annotation(path: Sequence[str]) -> Any:
-    """The type that the spec declares for a dotted field; None where it declares none. Optional types count as what they hold."""
-    kind: Any = StudySpec
-    for name in path:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            field = kind.model_fields.get(name)
-            kind = field.annotation if field is not None else None
-        elif get_origin(kind) in (dict, list, tuple):
-            kind = get_args(kind)[-1]
-        else:
-            return None
-        inner = [part for part in get_args(kind) if part is not type(None)]
-        if get_origin(kind) in (Union, UnionType) and len(inner) == 1:
-            kind = inner[0]
-    return kind
-
-
-def _read_set(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise BadStudy(f"--set takes key=value, as --set length=30; got {text!r}")
-    kind = _annotation(key.strip().split("."))
-    try:
-        read = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value  # a bare word is text, so that --set data=bundled needs no quotes
-    if (kind is str or get_origin(kind) is Literal) and not isinstance(read, str):
-        return key.strip(), value  # --set layers=1 and --set filler=0 mean the text
-    return key.strip(), read
-
-
-def write_sets(changed: Mapping[str, Any], inside: str = "") -> list[str]:
-    """The ``key=value`` texts that `_read_set` reads back as `changed`."""
-    texts: list[str] = []
-    for name, value in changed.items():
-        key = f"{inside}{name}"
-        if isinstance(value, dict):
-            texts += write_sets(cast("dict[str, Any]", value), f"{key}.")
-        elif isinstance(value, str):
-            plain = f"{key}={value}"
-            texts.append(plain if _read_set(plain)[1] == value else f"{key}={json.dumps(value, ensure_ascii=False)}")
-        elif value is not None:
-            texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
-    return texts
-
-
-def _put(fields: dict[str, Any], key: str, value: Any) -> None:
-    head, _, rest = key.partition(".")
-    if not rest:
-        fields[head] = value
-        return
-    inner = fields.get(head)
-    inner = dict(cast("dict[str, Any]", inner)) if isinstance(inner, dict) else {}
-    _put(inner, rest, value)
-    fields[head] = inner

@@ -1,0 +1,1 @@
+"""Answers drawn, judged and compared: measure, tables, words."""

@@ -1,0 +1,160 @@
+"""What an accuracy study asks: a request for every item, condition and sample, and what could not be asked or compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mless import stats, tasks
+from mless.engines.base import Request
+from mless.errors import BadData, BadStudy
+from mless.prompting import build_messages, shared_beginning
+from mless.study.bench import Bench
+from mless.study.identity import digest
+from mless.study.spec import AccuracyTable, StudySpec
+from mless.values import Condition, Item, Prompt
+
+#: A beginning shorter than this is not worth a forward of its own.
+_WORTH_SHARING = 16
+
+#: By condition and item (numbered from 0), the requests of its samples.
+Requests = dict[tuple[str, int], list[Request]]
+
+
+def write_requests(bench: Bench, settings: AccuracyTable) -> Requests:
+    """From prompts as token ids, or from conversations in text where there is no tokenizer."""
+    found: Requests = {}
+    for condition in bench.conditions:
+        if bench.prompts is not None:
+            for number, prompt in enumerate(bench.prompts[condition.name]):
+                found[condition.name, number] = _of_prompt(bench.spec, settings, condition, prompt)
+            continue
+        sentences = tasks.filler_sentences()
+        spec = bench.spec
+        conversations = build_messages(bench.items, condition, system=spec.system, seed=spec.seed, sentences=sentences)
+        for number, (item, messages) in enumerate(zip(bench.items, conversations, strict=True)):
+            found[condition.name, number] = [
+                Request(
+                    condition.name,
+                    item.id,
+                    sample,
+                    _seed(spec, condition, item.id, sample),
+                    messages=messages,
+                    arm=condition.arm,
+                )
+                for sample in range(samples_of(settings, condition))
+            ]
+    return found
+
+
+def _of_prompt(spec: StudySpec, settings: AccuracyTable, condition: Condition, prompt: Prompt) -> list[Request]:
+    shared = shared_beginning(prompt, condition)
+    return [
+        Request(
+            condition.name,
+            prompt.item,
+            sample,
+            _seed(spec, condition, prompt.item, sample),
+            token_ids=prompt.token_ids,
+            shared=shared if shared >= _WORTH_SHARING and condition.arm is None else 0,
+            arm=condition.arm,
+            position_ids=prompt.position_ids,
+            hidden=_hidden(prompt),
+        )
+        for sample in range(samples_of(settings, condition))
+    ]
+
+
+def digest_of(requests: Requests) -> str:
+    """A digest of all that is asked: a template may write today's date."""
+    return digest([_rendered(request) for rows in requests.values() for request in rows])
+
+
+def _rendered(request: Request) -> list[Any]:
+    drawn = [request.key, request.seed, request.token_ids, request.messages, request.position_ids, request.hidden]
+    return drawn if request.arm is None else [*drawn, asdict(request.arm)]
+
+
+def samples_of(settings: AccuracyTable, condition: Condition) -> int:
+    """How many answers an item gets."""
+    return condition.samples or settings.samples
+
+
+def _seed(spec: StudySpec, condition: Condition, item: str, sample: int) -> int:
+    """A function of study seed, item and sample: conditions share their luck, but the A/A control has luck of its own."""
+    text = f"{spec.seed}/{'again' if condition.again else 'first'}/{item}/{sample}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _hidden(prompt: Prompt) -> tuple[int, int] | None:
+    filler = [span for span in prompt.spans if span.name == "filler"]
+    return (filler[0].start, filler[0].stop) if prompt.hidden and filler else None
+
+
+# ---- what is refused before anything is drawn ------------------------------------------------------------------------
+
+
+def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -> None:
+    """What could not be compared is told before anything is drawn, not after it."""
+    controls = [condition for condition in conditions if condition.again]
+    if len(controls) > 1:
+        raise BadStudy(
+            f"one A/A control expected, got {', '.join(one.name for one in controls)}; leave out all but one, none-again with "
+            "--set accuracy.again=false"
+        )
+    for condition in controls:
+        if condition.samples is not None:
+            raise BadStudy(
+                f"condition {condition.name!r} is none once more (again = true), so it cannot vote; take away its samples = {condition.samples}"
+            )
+    for condition in conditions:
+        if condition.arm is not None and settings.engine == "openai":
+            raise BadStudy(
+                f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
+                "--engine hf or vllm, or leave the condition out"
+            )
+        if condition.arm is not None and condition.arm.scope != "token" and settings.engine in ("hf", "vllm"):
+            raise BadStudy(
+                f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
+                "use scope token here, or mless.arm around a generate of your own"
+            )
+        samples = samples_of(settings, condition)
+        if samples > 1 and settings.decoding(condition.temperature).greedy:
+            raise BadStudy(
+                f"condition {condition.name!r}: {samples} samples at temperature 0 are all the same answer; give it a temperature above 0, as "
+                f"--set condition.{condition.name}.temperature=0.7"
+            )
+
+
+def check_split(items: Sequence[Item], settings: AccuracyTable, seed: int) -> None:
+    """So few items that one side of the split is empty are told before anything is drawn."""
+    try:
+        stats.split_items([item.cluster or item.id for item in items], settings.dev_share, seed)
+    except BadStudy as fault:
+        raise BadStudy(f"{fault}, or do without the split: --set accuracy.dev_share=0") from None
+
+
+def check_answers(items: Sequence[Item], spec: StudySpec) -> None:
+    missing = [item.id for item in items if item.answer is None or not item.answer.strip()]
+    if len(missing) == len(items):
+        raise BadData(
+            f"{spec.data!r} has no answers to judge by; say which field holds them: --answer-field NAME, or use a task with answers, as arithmetic"
+        )
+    if missing:
+        raise BadData(
+            f"{spec.data!r}: {len(missing)} of {len(items)} items have no answer (first: {missing[0]!r}); fill them in, or remove those items"
+        )
+
+
+def check_room(prompts: Sequence[Prompt], settings: AccuracyTable, context: int | None, label: str) -> None:
+    """No prompt is too long for the model with its answer."""
+    for prompt in prompts:
+        room = None if context is None else context - prompt.reach
+        if room is not None and settings.max_new_tokens > room:
+            way = f"use --max-new-tokens {room} or fewer, or leave that item out" if room > 0 else "leave that item out"
+            raise BadStudy(
+                f"item {prompt.item!r} is {prompt.reach} tokens under {prompt.condition!r} and may be answered with {settings.max_new_tokens}, but "
+                f"{label} takes {context} in all; {way}"
+            )

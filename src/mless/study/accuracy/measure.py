@@ -1,0 +1,301 @@
+"""An accuracy study: answers are stored as they come, judged all together, and the conditions compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from mless.engines.base import OutOfMemory, Reply
+from mless.errors import BadFolder, BadStudy
+from mless.results.folder import ResultFolder
+from mless.results.schemas import REPLIES
+from mless.study.accuracy import asking
+from mless.study.accuracy.judging import JUDGING, write_judged
+from mless.study.accuracy.tables import accuracy_table
+from mless.study.accuracy.words import FIRST_PRIMARY, accuracy_lines, change_words
+from mless.study.bench import Bench, Group, Measurement, Progress, StartAgain, Unit
+from mless.study.identity import ANALYSIS, FETCHING, digest
+from mless.study.spec import AccuracyTable, StudySpec
+from mless.study.subject import Subject
+from mless.values import Condition, Item
+
+if TYPE_CHECKING:
+    from mless.engines.base import Engine
+
+
+class AccuracyMeasurement(Measurement):
+    """A unit is an item's answers under one condition. How they are judged is no part of it: that can be done anew at any time."""
+
+    name = "accuracy"
+    doing = "answers"
+    finishing = "judging the answers and comparing the conditions"
+    unit_tables = ("replies",)
+    tables = ("answers", "accuracy")
+    sources = ("answers",)
+    pairs_tokens = False
+    runs_model = False
+
+    def __init__(self, spec: StudySpec) -> None:
+        super().__init__(spec)
+        self.settings = spec.accuracy or AccuracyTable()
+        self._slots = self.settings.slots
+        self._requests: asking.Requests = {}
+        self._engine: Engine | None = None
+        #: What the engine says of itself.
+        self._told: dict[str, Any] = {}
+        #: The primary condition that was named when the first answer was drawn.
+        self._first_primary = spec.primary
+
+    # ---- before anything is loaded
+
+    def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
+        asking.check_conditions(conditions, self.settings)
+        asking.check_answers(items, self.spec)
+        if self.settings.dev_share:
+            asking.check_split(items, self.settings, self.spec.seed)
+
+    def needs_weights(self) -> bool:
+        return self.settings.engine in ("hf", "vllm")
+
+    def layers(self, subject: Subject) -> list[int]:
+        return list(range(1, (subject.layers or 0) + 1))
+
+    def identity(self, found: dict[str, str], items: Sequence[Item]) -> dict[str, str]:
+        settings = self.settings
+        drawn = {key: value for key, value in settings.model_dump().items() if key not in (*ANALYSIS, *FETCHING)}
+        if settings.script:
+            file = Path(settings.script)
+            drawn["script"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+        found = found | {f"accuracy.{key}": digest(value) for key, value in drawn.items() if key != "slots"}
+        unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
+        return {key: value for key, value in found.items() if key not in unused}
+
+    def analysis(self, items: Sequence[Item]) -> str:
+        by = {key: getattr(self.settings, key) for key in ANALYSIS}
+        return digest([by, [item.cluster for item in items], JUDGING, self.spec.primary])
+
+    def stored_analysis(self, about: Mapping[str, Any]) -> str:
+        return about.get("analysis", "")
+
+    def check_stored(self, folder: ResultFolder, about: Mapping[str, Any]) -> None:
+        """A run goes on with the slots it has, be they those it asked for or what memory left of them; others were asked for in vain."""
+        used: int | None = about["engine"].get("slots") if about.get("engine") else None
+        began_with: int | None = about["study"]["accuracy"]["slots"]
+        if used is not None and self.settings.slots not in (None, used, began_with):
+            raise BadFolder(
+                f"{folder.path} holds answers drawn with {used} slots, but {self.settings.slots} are asked for, and their number is part of the "
+                "numbers; leave accuracy.slots out to go on, or choose another --out"
+            )
+
+    # ---- with the model
+
+    def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
+        if self.settings.engine == "hf":
+            subject.load(progress, head=True, dtype=_answering_dtype(self.spec))
+        else:
+            subject.load_tokenizer()
+        if subject.tokenizer is None and self.spec.prompt == "raw" and self.settings.engine == "openai":
+            raise BadStudy(
+                "raw prompts are token ids, and a server is sent a conversation unless a tokenizer is given: --tokenizer DIR, or --prompt chat"
+            )
+
+    def prepare(self, bench: Bench) -> None:
+        assert bench.subject is not None
+        for rows in (bench.prompts or {}).values():
+            asking.check_room(rows, self.settings, bench.subject.context, bench.subject.label)
+        self._requests = asking.write_requests(bench, self.settings)
+
+    def identity_loaded(self, bench: Bench) -> dict[str, str]:
+        return {"prompts as rendered": asking.digest_of(self._requests)}
+
+    def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
+        if stored is not None:
+            if resumed:
+                self._first_primary = stored.get(FIRST_PRIMARY)  # folders made before there was a primary had none
+            # The number of slots is part of the numbers, so a run goes on with what it began with.
+            self._slots = (stored.get("engine") or {}).get("slots") or self._slots
+        engine = self._engine = self._open(bench).__enter__()
+        self._told = engine.about()
+        check = getattr(engine, "self_check", None)
+        if check is not None:
+            rows = [request for some in self._requests.values() for request in some if request.sample == 0]
+            self._told["self_check"] = check(rows)
+            bench.progress.say(
+                f"row-stable: {self._told['self_check']['logits']} ({self._told['slots']} slots, {self._told['dtype']}, {self._told['device']})"
+            )
+        kept = ("slots", "length", "dtype", "device", "device_name", "mode", "attention", "torch", "transformers")
+        return {f"{key} in use": str(self._told[key]) for key in kept if key in self._told}
+
+    def _open(self, bench: Bench) -> Engine:
+        settings, spec, subject = self.settings, bench.spec, bench.subject
+        assert subject is not None
+        longest = max((len(request.token_ids) for rows in self._requests.values() for request in rows), default=0)
+        length = longest + settings.max_new_tokens
+        if settings.engine == "hf":
+            from mless.engines.hf import HfEngine
+
+            again = {condition.name for condition in bench.conditions if condition.again}
+            # Of the whole study, not of what is left of it: their number is part of the numbers.
+            most = sum(len(rows) for (name, _), rows in self._requests.items() if name not in again)
+            return HfEngine(bench.model, length=length, slots=self._slots, most=most, mode=settings.mode)
+        if settings.engine == "vllm":
+            from mless.engines.vllm import VllmEngine
+            from mless.models.loading import locate_tokenizer, whole_folder
+
+            assert subject.described is not None
+            return VllmEngine(
+                whole_folder(subject.described.source),
+                tokenizer=locate_tokenizer(spec.tokenizer) if spec.tokenizer else None,
+                dtype=spec.dtype,
+                max_model_len=length,
+                seed=spec.seed,
+                batch_invariant=settings.mode == "batch-invariant",
+                arm=any(condition.arm is not None for condition in bench.conditions),
+                say=bench.progress.say,
+            )
+        if settings.engine == "openai":
+            from mless.engines.openai import OpenAIEngine
+
+            assert settings.base_url is not None
+            return OpenAIEngine(
+                settings.base_url,
+                spec.model,
+                tokenizer=subject.tokenizer,
+                concurrency=settings.concurrency,
+                timeout=settings.timeout,
+                retries=settings.retries,
+                say=bench.progress.say,
+            )
+        from mless.engines.scripted import ScriptedEngine
+
+        assert settings.script is not None
+        return ScriptedEngine.from_file(settings.script, tokenizer=subject.tokenizer)
+
+    def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
+        self._told = dict(stored["engine"])
+        self._first_primary = stored.get(FIRST_PRIMARY)
+
+    def changed(self, stored: Mapping[str, Any]) -> bool:
+        return stored.get(FIRST_PRIMARY) != self._first_primary
+
+    def stop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._told |= engine.about()  # a server shows its fingerprint with its answers
+            engine.__exit__(None, None, None)
+
+    # ---- answers
+
+    def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
+        """All of one temperature together; the A/A control apart, in another order and with other neighbours."""
+        found: dict[float | None, list[Unit]] = defaultdict(list)
+        again: list[Unit] = []
+        for unit in missing:
+            (again if unit.condition.again else found[unit.condition.temperature]).append(unit)
+        yield from (Group(units) for units in found.values())
+        if again:
+            order = list(dict.fromkeys(bench.items[unit.number].id for unit in again))
+            Random(f"{bench.spec.seed}/again").shuffle(order)
+            places = {item: place for place, item in enumerate(order)}
+            again.sort(key=lambda unit: places[bench.items[unit.number].id])
+            width: int = self._told.get("slots") or self._told.get("max_num_seqs") or self.settings.concurrency
+            yield Group(again, max(1, width * 3 // 4))
+
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
+        assert self._engine is not None
+        units = {(unit.condition.name, bench.items[unit.number].id): unit for unit in group.units}
+        requests = [request for unit in group.units for request in self._requests[unit.condition.name, unit.number]]
+        seeds = {request.key: request.seed for request in requests}
+        waiting: dict[tuple[str, str], dict[int, Reply]] = defaultdict(dict)
+        decoding = self.settings.decoding(group.units[0].condition.temperature)
+        try:
+            for reply in self._engine.generate(requests, decoding, live=group.width):
+                at = reply.condition, reply.item
+                waiting[at][reply.sample] = reply
+                if len(waiting[at]) == asking.samples_of(self.settings, units[at].condition):
+                    got = waiting.pop(at)
+                    rows = [_row(got[n], seeds[got[n].key], bench.names) for n in sorted(got)]
+                    yield units[at], {"replies": pa.Table.from_pylist(rows, schema=REPLIES)}
+        except OutOfMemory as fault:
+            self._slots = self._halved(fault, bench.progress)
+            raise StartAgain from fault
+
+    def _halved(self, fault: OutOfMemory, progress: Progress) -> int:
+        before = fault.slots
+        fewer = before // 2
+        if self.settings.mode == "batch-invariant":
+            from mless.engines.hf import BLOCK
+
+            fewer -= fewer % BLOCK
+        if fewer < 1:
+            raise fault
+        progress.say(
+            f"out of memory with {before} slots: going on with {fewer}; the number of slots is part of the numbers, so answers drawn with "
+            f"{before} are drawn again"
+        )
+        return fewer
+
+    # ---- what is made of them
+
+    def finish(self, bench: Bench) -> None:
+        self._judge(bench, pa.concat_tables([bench.folder.read_unit("replies", unit.key) for unit in bench.units()]))
+
+    def judge_again(self, bench: Bench) -> None:
+        self._judge(bench, bench.folder.read_table("answers", columns=REPLIES.names))
+
+    def _judge(self, bench: Bench, replies: pa.Table) -> None:
+        write_judged(bench, replies, self.settings)
+
+    @property
+    def implementations(self) -> dict[str, str | list[str]]:
+        return {"engine": self._told.get("engine", ""), "grading": "math-verify, guarded"}
+
+    def about(self, bench: Bench) -> dict[str, Any]:
+        engine = self._told
+        return {
+            "questions": {item.id: item.question for item in bench.items},
+            FIRST_PRIMARY: self._first_primary,
+            "engine": dict(engine),
+            "device": {"kind": engine.get("device"), "dtype": engine.get("dtype")} | engine.get("computing", {}),
+        }
+
+    # ---- for measurements that are made of answers
+
+    @classmethod
+    def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
+        return accuracy_lines(path)
+
+    @classmethod
+    def compare(
+        cls, answers: pa.Table, conditions: Mapping[str, Condition], settings: AccuracyTable, *, seed: int
+    ) -> pa.Table:
+        """Judged answers → accuracy.parquet's rows."""
+        return accuracy_table(answers, conditions, settings, seed=seed)
+
+    @classmethod
+    def change_words(cls, row: Mapping[str, Any]) -> str:
+        """``Δ +3.3 points [−1.0, +7.6], p = 0.12``, without a verdict."""
+        return change_words(row)
+
+
+def _row(reply: Reply, seed: int, names: Mapping[str, str]) -> dict[str, Any]:
+    kept = ("condition", "item", "sample", "text", "n_tokens", "finish")
+    # An engine that cannot count tokens says so with a number below zero; a mean must not take it for one.
+    tokens = reply.n_tokens if reply.n_tokens >= 0 else None
+    return {**names} | {key: getattr(reply, key) for key in kept} | {"seed": seed, "n_tokens": tokens}
+
+
+def _answering_dtype(spec: StudySpec) -> str:
+    """bfloat16 where it is faster: on a GPU, and on a CPU with matrix units for it."""
+    import torch
+
+    from mless.models import processor
+
+    on_cpu = spec.device == "cpu" or (spec.device == "auto" and not torch.cuda.is_available())
+    return processor.for_answers() if spec.dtype == "auto" and on_cpu else spec.dtype

@@ -1,0 +1,1 @@
+"""Values behind the MLPs' non-linearities: measure, tables, words."""

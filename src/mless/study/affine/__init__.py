@@ -1,0 +1,1 @@
+"""Attention outputs as λ·o + σ: measure, tables, words."""

@@ -1,0 +1,1 @@
+"""What tokens receive: measure, tables, words."""

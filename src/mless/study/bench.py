@@ -1,0 +1,322 @@
+"""What every measurement is given, what it has to offer, and who is told how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from mless.results.folder import ResultFolder
+from mless.study.identity import digest, slug
+from mless.study.spec import StudySpec
+from mless.values import Condition, Item, Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mless.models import LoadedModel
+    from mless.study.subject import Subject
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Hears what happens; the command draws it, a script may ignore it."""
+
+    def say(self, line: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int) -> None: ...
+
+    def checked(self) -> None:
+        """The input has passed its checks; from here on it is work."""
+        ...
+
+
+class Silent:
+    def say(self, line: str) -> None: ...
+
+    def step(self, what: str, done: int, total: int) -> None: ...
+
+    def checked(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the results are, and whether this call computed any of them; `fresh` where it made their tables anew."""
+
+    folder: Path
+    computed: int
+    units: int
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A study to be run: where to, who hears of it, and what only the command line may say."""
+
+    spec: StudySpec
+    out: Path | None = None
+    progress: Progress = field(default_factory=Silent)
+    for_figure: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The smallest piece that is computed and stored at once: one item (numbered from 0) under one condition."""
+
+    condition: Condition
+    number: int
+    prompt: Prompt | None = None
+
+    @property
+    def key(self) -> str:
+        """The unit's file name."""
+        return f"{slug(self.condition.name)}-{self.number + 1:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Units that are computed together; `width` is how many at once where that is not as usual."""
+
+    units: Sequence[Unit]
+    width: int | None = None
+
+
+@dataclass
+class Bench:
+    """A study on its way: items, conditions and prompts, where units go, and the model once it is loaded."""
+
+    spec: StudySpec
+    folder: ResultFolder
+    items: list[Item]
+    conditions: list[Condition]
+    #: None where a server is sent text, and where stored tables are judged anew without their prompts.
+    prompts: dict[str, list[Prompt]] | None
+    layers: list[int]
+    heads: list[int]
+    #: The first columns of every table: model and task.
+    names: dict[str, str]
+    progress: Progress
+    subject: Subject | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        assert self.subject is not None
+        assert self.subject.loaded is not None
+        return self.subject.loaded
+
+    @property
+    def task(self) -> str:
+        return self.names["task"]
+
+    def prompts_of(self, condition: str) -> list[Prompt]:
+        assert self.prompts is not None
+        return self.prompts[condition]
+
+    @property
+    def some_heads(self) -> list[int] | None:
+        """The heads asked for; None where they are all there are."""
+        return self.heads if len(self.heads) < self.model.heads else None
+
+    def units(self) -> list[Unit]:
+        """All units in the order of the tables: condition by condition, item by item."""
+        return [
+            Unit(condition, n, None if self.prompts is None else self.prompts[condition.name][n])
+            for condition in self.conditions
+            for n in range(len(self.items))
+        ]
+
+    def read_unit(self, table: str, condition: str, number: int) -> pa.Table:
+        """A unit's rows: from its file, or from the merged table once the files are gone."""
+        place = next(n for n, one in enumerate(self.conditions) if one.name == condition)
+        key = Unit(self.conditions[place], number).key
+        if self.folder.has_unit((table,), key):
+            return self.folder.read_unit(table, key)
+        return self.folder.read_part(table, place * len(self.items) + number, len(self.conditions) * len(self.items))
+
+
+class StartAgain(Exception):
+    """What was computed so far cannot be kept, and the measurement has changed what made it fail."""
+
+
+class Measurement:
+    """What a study measures on each prompt, and what is made of it in the end.
+
+    A measurement gives `measure` (prompts → units), `finish` (units → tables) and `lines` (tables → verdict). Everything else has a default.
+    Loading, proving, resuming and storing are the same for all (`mless.study.measuring`).
+    """
+
+    #: What study.json says was measured.
+    name: ClassVar[str]
+    #: Tables of a unit; those in `merged` become tables of the finished folder as they are.
+    unit_tables: ClassVar[tuple[str, ...]] = ()
+    merged: ClassVar[tuple[str, ...]] = ()
+    #: All tables of a finished folder, and those that the others can be made from without a model.
+    tables: ClassVar[tuple[str, ...]] = ()
+    sources: ClassVar[tuple[str, ...]] = ()
+    #: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
+    unit_format: ClassVar[int] = 1
+    #: Measurements whose readout this one needs; they are handed in.
+    needs: ClassVar[tuple[str, ...]] = ()
+    #: Whether both prompts of a pair must hold the same original tokens, and whether conditions may run the model with ARM.
+    pairs_tokens: ClassVar[bool] = True
+    takes_arm: ClassVar[bool] = True
+    #: Whether `measure` runs the loaded model itself; ARM is then attached around it.
+    runs_model: ClassVar[bool] = True
+    #: Fields of the study that say how stored numbers are judged, not what they are: they may be changed without a model.
+    judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
+    #: What the progress says.
+    doing: ClassVar[str] = "measuring"
+    finishing: ClassVar[str] = "merging tables and testing"
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec = spec
+        self.proofs: dict[str, Any] = {}
+
+    # ---- before anything is loaded
+
+    def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
+        """Refuse what could not be measured or compared, before anything is done."""
+
+    def needs_weights(self) -> bool:
+        return True
+
+    def layers(self, subject: Subject) -> list[int]:
+        """The layers measured, numbered from 1."""
+        from mless.values import parse_numbers
+
+        return parse_numbers(self.spec.layers, subject.layers or 0, "layer")
+
+    def identity(self, found: dict[str, str], items: Sequence[Item]) -> dict[str, str]:
+        """What must agree for stored units to be this study's, from what every study's `found` says."""
+        return {key: value for key, value in found.items() if key not in self.judged_by}
+
+    def analysis(self, items: Sequence[Item]) -> str:
+        """A digest of how stored numbers are judged."""
+        return _judged_by(self.spec.model_dump(), self.judged_by)
+
+    def stored_analysis(self, about: Mapping[str, Any]) -> str:
+        """The same of a stored study; folders made before it was kept say it by their fields."""
+        return about.get("analysis") or _judged_by(about.get("study") or {}, self.judged_by)
+
+    def check_stored(self, folder: ResultFolder, about: Mapping[str, Any]) -> None:
+        """Refuse to go on with a folder that was begun otherwise."""
+
+    # ---- with the model
+
+    def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
+        subject.load(progress, layers=layers)
+
+    def prepare(self, bench: Bench) -> None:
+        """Prompts are written: refuse those that cannot be measured, make ready what does not depend on what is missing."""
+
+    def identity_loaded(self, bench: Bench) -> dict[str, str]:
+        """What a study's fields stand for once a model is loaded: auto is another dtype elsewhere."""
+        return {
+            "prompts as rendered": rendered(bench),
+            "dtype in use": bench.model.dtype,
+            "kind of device": bench.model.device.type,
+        }
+
+    def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
+        """Units are missing: prove the instrument. What is returned is added to the identity."""
+        self.proofs = self.prove(bench)
+        return {}
+
+    def prove(self, bench: Bench) -> dict[str, Any]:
+        """Check the instrument on this model before anything is stored; what is returned goes into study.json under proofs."""
+        return {}
+
+    def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
+        """No unit is missing: what the run that computed them said of itself is kept."""
+        self.proofs = dict(stored.get("proofs") or {})
+
+    def changed(self, stored: Mapping[str, Any]) -> bool:
+        """Whether study.json has to be written anew before a run goes on."""
+        return False
+
+    def stop(self) -> None:
+        """No more units will be asked for."""
+
+    @property
+    def implementations(self) -> Mapping[str, str | list[str]]:
+        """What computes; a list gathers what `measure` was computed by so far."""
+        return {}
+
+    def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
+        """What is computed together. By default a fixed run of items of one condition, so that a resumed run pads as the first one did."""
+        absent = {unit.key for unit in missing}
+        size, count = bench.spec.batch_size, len(bench.items)
+        every = bench.units()
+        for first in range(0, len(every), count):
+            for at in range(first, first + count, size):
+                units = every[at : min(at + size, first + count)]
+                if any(unit.key in absent for unit in units):
+                    yield Group(units)
+
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
+        """The tables of each unit of a group, in any order."""
+        raise NotImplementedError
+
+    def finish(self, bench: Bench) -> None:
+        """Write the tables that are not merged from units."""
+
+    def judge_again(self, bench: Bench) -> None:
+        """The same from stored tables, after a change of what the numbers are judged by."""
+        self.finish(bench)
+
+    def about(self, bench: Bench) -> dict[str, Any]:
+        """What study.json says of this measurement beside what it says of all."""
+        model = bench.model
+        return {
+            "omit_first": model.omit_first,
+            "layers": bench.layers,
+            "heads": bench.heads,
+            "device": {"kind": str(model.device)} | model.computing(),
+            "proofs": self.proofs,
+        }
+
+    # ---- in words
+
+    @classmethod
+    def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
+        """The verdict on a finished folder, its opening line first."""
+        raise NotImplementedError
+
+
+class Composed(Measurement):
+    """A measurement made of inner studies, each in a folder of its own inside the result folder."""
+
+    def compose(self, job: Job, run: Run, readouts: Mapping[str, type[Measurement]]) -> Outcome:
+        """Run what is missing; `run` runs an inner study, `readouts` are the measurements that this one `needs`."""
+        raise NotImplementedError
+
+
+#: Runs a study.
+Run = Callable[[Job], Outcome]
+
+
+def rendered(bench: Bench) -> str:
+    """A digest of all prompts: a template may write today's date."""
+    assert bench.prompts is not None
+    return digest([_rendered(prompt) for rows in bench.prompts.values() for prompt in rows])
+
+
+def _rendered(prompt: Prompt) -> list[Any]:
+    """What makes two prompts the same; positions only where they are not 0, 1, 2, …"""
+    drawn = [prompt.token_ids, [asdict(span) for span in prompt.spans]]
+    return drawn if prompt.position_ids is None else [*drawn, prompt.position_ids]
+
+
+def _judged_by(study: Mapping[str, Any], names: Sequence[str]) -> str:
+    return digest({name: study.get(name) for name in names})
+
+
+@dataclass(frozen=True)
+class Written:
+    """Prompts as they were written: their kind, and the conditions with what their fillers are to the tokenizer."""
+
+    kind: str
+    prompts: dict[str, list[Prompt]] | None
+    conditions: list[Condition]

@@ -1,0 +1,110 @@
+"""Which conditions a study has: the built-in ones by name, and those that it declares."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mless.errors import BadStudy
+from mless.study.spec import ConditionTable, StudySpec
+from mless.values import Condition
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+#: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
+PLAN_AND_SOLVE = (
+    "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
+    "within \\boxed{}."
+)
+REPHRASED = "Think the problem through, one step after another. Write the final answer inside \\boxed{}."
+
+
+def conditions_of(spec: StudySpec) -> list[Condition]:
+    """Resolved conditions, `none` first: every share is taken against it."""
+    names = list(dict.fromkeys(spec.conditions))
+    if "none" not in names:
+        names.insert(0, "none")
+    if spec.accuracy is not None and spec.accuracy.again and "none-again" not in names:
+        names.append("none-again")
+    names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
+    found = [condition_named(spec, name) for name in names]
+    _check_primary(spec, found)
+    return found
+
+
+def _check_primary(spec: StudySpec, conditions: Sequence[Condition]) -> None:
+    """The primary condition is one of those that are compared with none."""
+    if spec.primary is None:
+        return
+    if spec.accuracy is None:
+        raise BadStudy(
+            f"primary = {spec.primary!r} is for studies that compare answers, and {spec.name!r} draws none: leave it out, or use mless run accuracy"
+        )
+    compared = [one.name for one in conditions if one.name != "none" and not one.again]
+    if spec.primary not in compared:
+        control = any(one.name == spec.primary for one in conditions)
+        why = "is what the others are compared with" if control else "is no condition of this study"
+        raise BadStudy(
+            f"primary: {spec.primary!r} {why}{nearest(spec.primary, compared) if not control else ''}; name one of those that are "
+            f"compared with none: {', '.join(compared) or '(there is none: add one with --conditions)'}"
+        )
+
+
+def condition_named(spec: StudySpec, name: str) -> Condition:
+    """A condition by its name: one of the study's own, or one that is built in."""
+    built_in = _built_in(spec)
+    if name in ("none", "none-again") and name in spec.condition:
+        raise BadStudy(
+            f"condition {name!r} is what every other one is measured against, so [condition.{name}] cannot change it; give yours another name"
+        )
+    table = spec.condition.get(name) or built_in.get(name)
+    if table is None:
+        known = [*built_in, *spec.condition]
+        raise BadStudy(
+            f"no condition {name!r}{nearest(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
+        )
+    if not re.fullmatch(_NAME, name):
+        raise BadStudy(
+            f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
+        )
+    plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
+    kind = table.kind or ("none" if plain else "repeat")
+    own: dict[str, Any] = {
+        key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
+    }
+    own["arm"] = table.arm.settings(spec.arm) if table.arm is not None else None
+    if kind == "none":
+        return Condition(name, "none", table.filler, table.length or 0, **own)
+    length = table.length if table.length is not None else spec.length
+    return Condition(name, kind, table.filler, length, table.placement or spec.placement, **own)
+
+
+def _built_in(spec: StudySpec) -> dict[str, ConditionTable]:
+    """What a name stands for unless the study declares it; further ones where answers are drawn."""
+    built_in = {
+        "none": ConditionTable(kind="none"),
+        "mless": ConditionTable(kind="repeat", filler=spec.filler),
+        "mful": ConditionTable(kind="repeat", filler=spec.meaningful),
+        "random": ConditionTable(kind="text"),
+        "random-tokens": ConditionTable(kind="tokens"),
+        "position-only": ConditionTable(kind="shift"),
+        "arm": ConditionTable(kind="none", arm=spec.arm),
+        "mless-arm": ConditionTable(kind="repeat", filler=spec.filler, arm=spec.arm),
+    }
+    if spec.accuracy is not None:
+        built_in |= {
+            "none-again": ConditionTable(kind="none", again=True),
+            "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
+            "rephrased": ConditionTable(kind="none", system=REPHRASED),
+            "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
+            "masked-filler": ConditionTable(kind="repeat", filler=spec.filler, hidden=True),
+            "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
+        }
+    return built_in
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`` (did you mean 'mless'?)``, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,49 @@
+"""The one table of measurements: by name, what measures, what it says, and the figures its folders get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mless.registry import Registry
+from mless.results.folder import ResultFolder
+
+if TYPE_CHECKING:
+    from mless.study.bench import Measurement
+    from mless.study.spec import StudySpec
+
+#: Name → class, loaded when it is asked for.
+MEASUREMENTS: Registry[type[Measurement]] = Registry(
+    "measurements",
+    "measurement",
+    {
+        "attention": "mless.study.attention.measure:AttentionMeasurement",
+        "activations": "mless.study.activations.measure:ActivationMeasurement",
+        "affine": "mless.study.affine.measure:AffineMeasurement",
+        "accuracy": "mless.study.accuracy.measure:AccuracyMeasurement",
+        "tune": "mless.study.tuning.measure:TuningMeasurement",
+    },
+)
+
+
+def measurement_of(spec: StudySpec) -> Measurement:
+    return MEASUREMENTS.get(spec.measured)(spec)
+
+
+def readouts_of(measurement: Measurement | type[Measurement]) -> Mapping[str, type[Measurement]]:
+    """The measurements that one needs, to be handed in."""
+    return {name: MEASUREMENTS.get(name) for name in measurement.needs}
+
+
+def measured_in(about: Mapping[str, Any]) -> str:
+    """What a stored study measured; folders of older versions say it by their fields."""
+    if about.get("measures"):
+        return str(about["measures"])
+    return "accuracy" if (about.get("study") or {}).get("accuracy") else "attention"
+
+
+def verdict_lines(path: Path) -> list[str]:
+    """A finished study in words: an opening line, one per condition, what it means for the published claim, and what limits it."""
+    kind = MEASUREMENTS.get(measured_in(ResultFolder(path).manifest() or {}))
+    return kind.lines(path, readouts_of(kind))

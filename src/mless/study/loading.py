@@ -1,0 +1,171 @@
+"""A study from its name or its TOML file, with what the command line changes in it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from mless.errors import BadStudy
+from mless.study.conditions import nearest
+from mless.study.showing import figure_spec
+from mless.study.spec import StudySpec
+
+#: What a study must not decide, because a study may come from anybody; typed on the command line it is the user's own doing.
+_TYPED_ONLY = {"trust_remote_code": "--trust-remote-code"}
+
+
+def available_studies() -> dict[str, StudySpec]:
+    """The studies that come with the package, in reading order."""
+    folder = resources.files("mless") / "studies"
+    found = {
+        entry.name.removesuffix(".toml"): _parse(entry.read_text(encoding="utf-8"), entry.name, {})
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+    return dict(sorted(found.items(), key=lambda pair: (pair[0] != "quick", len(pair[0]), pair[0])))
+
+
+def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequence[str] = ()) -> StudySpec:
+    """A study by name or TOML path; `changes` are fields by name, `sets` are ``key=value`` texts, which win."""
+    merged: dict[str, Any] = dict(changes or {})
+    for text in sets:
+        key, value = _read_set(text)
+        merged.pop(key, None)  # so that it is put last, and wins
+        merged[key] = value
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise BadStudy(f"no study file {name!r}; `mless studies` lists those that come with mless") from None
+        except OSError as fault:
+            raise BadStudy(f"study file {name!r} cannot be read: {fault.strerror}") from None
+        except UnicodeDecodeError:
+            raise BadStudy(f"study file {name!r} is not UTF-8 text; save it as UTF-8") from None
+        spec = _parse(text, name, merged)
+        spec._source = name  # pyright: ignore[reportPrivateUsage]
+        return spec
+    entry = resources.files("mless") / "studies" / f"{name}.toml"
+    if "/" in name or not entry.is_file():
+        known = list(available_studies())
+        raise BadStudy(f"no study {name!r}{nearest(name, known)}; there are: {', '.join(known)}, or give a .toml file")
+    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
+
+
+def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise BadStudy(f"study {source} is no valid TOML: {fault}") from None
+    fields.setdefault("name", Path(source).stem)
+    as_written = validated(fields, source)
+    if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
+        figure_spec(as_written)
+    if as_written.accuracy is None and any(key.partition(".")[0] == "accuracy" for key in changes):
+        raise BadStudy(
+            f"study {as_written.name!r} measures attention and draws no answers; for answers use mless run accuracy, or a study file with [accuracy]"
+        )
+    for key, value in changes.items():
+        _put(fields, key, value)
+    spec = validated(fields, source)
+    spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
+    return spec
+
+
+def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
+    """A spec from its fields; a fault names the field, and the nearest one there is."""
+    try:
+        return StudySpec.model_validate(dict(fields))
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            *tables, last = map(str, first["loc"])
+            if last in _TYPED_ONLY:
+                raise BadStudy(
+                    f"study {source} has no field {where!r}: only the {_TYPED_ONLY[last]} flag on the command line can do that"
+                ) from None
+            inside = _fields(tables)
+            names = [".".join([*tables, name]) for name in inside]
+            near = difflib.get_close_matches(last, inside, n=1)
+            hint = f" (did you mean {'.'.join([*tables, near[0]])!r}?)" if near else ""
+            raise BadStudy(f"study {source} has no field {where!r}{hint}; its fields are: {', '.join(names)}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        if (
+            isinstance(first.get("input"), dict) and first["type"] == "value_error"
+        ):  # a rule of the whole table, which says what it got
+            raise BadStudy(f"study {source}, [{where}]: {message}") from None
+        raise BadStudy(
+            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {first.get('input')!r}"
+        ) from None
+
+
+def _fields(tables: Sequence[str]) -> list[str]:
+    """The fields of the study, or of the table that lies on the way `tables` in it."""
+    place = _annotation(tables)
+    return list(place.model_fields) if isinstance(place, type) and issubclass(place, BaseModel) else []
+
+
+def _annotation(path: Sequence[str]) -> Any:
+    """The type that the spec declares for a dotted field; None where it declares none. Optional types count as what they hold."""
+    kind: Any = StudySpec
+    for name in path:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(name)
+            kind = field.annotation if field is not None else None
+        elif get_origin(kind) in (dict, list, tuple):
+            kind = get_args(kind)[-1]
+        else:
+            return None
+        inner = [part for part in get_args(kind) if part is not type(None)]
+        if get_origin(kind) in (Union, UnionType) and len(inner) == 1:
+            kind = inner[0]
+    return kind
+
+
+def _read_set(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise BadStudy(f"--set takes key=value, as --set length=30; got {text!r}")
+    kind = _annotation(key.strip().split("."))
+    try:
+        read = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value  # a bare word is text, so that --set data=bundled needs no quotes
+    if (kind is str or get_origin(kind) is Literal) and not isinstance(read, str):
+        return key.strip(), value  # --set layers=1 and --set filler=0 mean the text
+    return key.strip(), read
+
+
+def write_sets(changed: Mapping[str, Any], inside: str = "") -> list[str]:
+    """The ``key=value`` texts that `_read_set` reads back as `changed`."""
+    texts: list[str] = []
+    for name, value in changed.items():
+        key = f"{inside}{name}"
+        if isinstance(value, dict):
+            texts += write_sets(cast("dict[str, Any]", value), f"{key}.")
+        elif isinstance(value, str):
+            plain = f"{key}={value}"
+            texts.append(plain if _read_set(plain)[1] == value else f"{key}={json.dumps(value, ensure_ascii=False)}")
+        elif value is not None:
+            texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    return texts
+
+
+def _put(fields: dict[str, Any], key: str, value: Any) -> None:
+    head, _, rest = key.partition(".")
+    if not rest:
+        fields[head] = value
+        return
+    inner = fields.get(head)
+    inner = dict(cast("dict[str, Any]", inner)) if isinstance(inner, dict) else {}
+    _put(inner, rest, value)
+    fields[head] = inner

@@ -1,0 +1,339 @@
+"""One way for every measurement: what is stored is never computed again, the rest is computed group by group and written by one writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+from mless import __version__, tasks
+from mless.errors import BadAttention, BadFolder, BadStudy
+from mless.prompting import build_prompts, resolve_kind, with_filler_ids
+from mless.results.folder import FORMAT, ResultFolder
+from mless.results.reading import read_prompts
+from mless.results.schemas import prompts_table
+from mless.study.bench import Bench, Group, Job, Measurement, Outcome, StartAgain, Unit, Written
+from mless.study.conditions import conditions_of
+from mless.study.identity import check_same, default_folder, identity_of, rerun_command, versions
+from mless.study.showing import check_figure
+from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
+from mless.values import Condition, Item, parse_numbers
+
+
+def run(measurement: Measurement, job: Job) -> Outcome:
+    """Run what is missing of the study into its folder, and make its tables."""
+    spec, progress = job.spec, job.progress
+    conditions = conditions_of(spec)
+    _check_conditions(measurement, conditions, job)
+    task, items = spec.load_items()
+    measurement.check(conditions, items)
+    subject = Subject.open(spec, progress, weights=measurement.needs_weights(), trust_remote_code=job.trust_remote_code)
+    layers = measurement.layers(subject) if subject.layers else []
+    heads = parse_numbers(spec.heads, subject.heads, "head") if subject.heads else []
+    if subject.layers is not None:
+        check_arm(conditions, subject.layers)
+        _check_arm_is_measured(measurement, conditions, layers)
+    if job.for_figure:
+        check_figure(spec, subject.layers or 0, subject.heads or 0)
+    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model)
+    identity = measurement.identity(identity_of(spec, subject.described, weights, items), items)
+    analysis = measurement.analysis(items)
+    folder = ResultFolder(job.out if job.out is not None else default_folder(spec, subject.label))
+    bench = Bench(
+        spec, folder, items, conditions, None, layers, heads, {"model": subject.label, "task": task}, progress, subject
+    )
+    stored = folder.manifest()
+    if stored is not None:
+        check_same(folder, stored, identity)
+        measurement.check_stored(folder, stored)
+        # An older folder's prompts may be written otherwise; they are compared below, once a tokenizer is loaded.
+        if stored["format"] == FORMAT and stored.get("complete") and folder.has_tables(measurement.sources):
+            return _judge_again(measurement, bench, job, stored, analysis)
+    elif folder.holds_something_else():
+        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+    return _compute(measurement, bench, job, identity, analysis)
+
+
+# ---- what can be told before anything is loaded ----------------------------------------------------------------------
+
+
+def _check_conditions(measurement: Measurement, conditions: Sequence[Condition], job: Job) -> None:
+    if job.spec.arm.model_dump(exclude_none=True) and not any(one.arm for one in conditions):
+        job.progress.say(
+            "ARM's parameters are given, but no condition runs with ARM: add arm to the conditions, or leave them out"
+        )
+    for condition in conditions:
+        if condition.arm is not None and not measurement.takes_arm:
+            raise BadStudy(
+                f"condition {condition.name!r} runs the model with ARM, but both prompts of a pair run in one forward here, and none must run "
+                "without it; ARM acts behind layer 1's attention: use mless run activations for it, and leave it out of --conditions here"
+            )
+        if condition.for_answers_only and measurement.pairs_tokens:
+            raise BadStudy(
+                f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
+                "study that has [accuracy], such as mless run accuracy"
+            )
+
+
+def _check_arm_is_measured(measurement: Measurement, conditions: Sequence[Condition], layers: Sequence[int]) -> None:
+    """ARM behind the last measured layer would change nothing that is measured."""
+    for condition in conditions if measurement.runs_model else ():
+        if condition.arm is not None and min(condition.arm.layers) > max(layers):
+            raise BadStudy(
+                f"condition {condition.name!r}: ARM in layer {min(condition.arm.layers)} cannot change layers up to {max(layers)}, which are all that is "
+                f"measured; add --layers 1-{min(condition.arm.layers)}"
+            )
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> Written:
+    """Every condition's prompts as token ids; None of them where there is no tokenizer, because a server is sent text."""
+    spec = bench.spec
+    if subject.tokenizer is None:
+        return Written("text", None, bench.conditions)
+    kind = resolve_kind(spec.prompt, subject.tokenizer, subject.label)
+    sentences = tasks.filler_sentences()
+    prompts = {
+        condition.name: list(
+            build_prompts(
+                subject.tokenizer,
+                bench.items,
+                condition,
+                kind=kind,
+                system=spec.system,
+                seed=spec.seed,
+                sentences=sentences,
+            )
+        )
+        for condition in bench.conditions
+    }
+    if measurement.pairs_tokens:
+        check_pairs(prompts)
+    if subject.loaded is not None:
+        for rows in prompts.values():
+            for prompt in rows:
+                check_prompt(subject.loaded, prompt)
+    return Written(kind, prompts, with_filler_ids(subject.tokenizer, bench.conditions))
+
+
+# ---- computing -------------------------------------------------------------------------------------------------------
+
+
+def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[str, str], analysis: str) -> Outcome:
+    began = time.monotonic()
+    subject = bench.subject
+    assert subject is not None
+    measurement.load(subject, bench.layers, job.progress)
+    loaded = time.monotonic()
+    written = write_prompts(measurement, bench, subject)
+    bench.prompts = written.prompts
+    measurement.prepare(bench)
+    asked = f" ({bench.spec.prompt})" if bench.spec.prompt != written.kind else ""
+    job.progress.say(f"prompts: {written.kind}{asked}; system text: {bench.spec.system!r}")
+    identity = identity | measurement.identity_loaded(bench) | {"unit format": str(measurement.unit_format)}
+    units = bench.units()
+    writer = _Writer(measurement, bench, job, written, identity, analysis, len(units))
+    with bench.folder.writing():
+        bench.folder.sweep()
+        stored = bench.folder.manifest()
+        if stored is not None:
+            check_same(bench.folder, stored, identity)
+        computed = writer.compute(units, stored)
+        measured = time.monotonic()
+        job.progress.say(measurement.finishing)
+        if written.prompts is not None:
+            bench.folder.write_table("prompts", prompts_table(written.prompts, subject.tokenizer, bench.names))
+        for table in measurement.merged:
+            bench.folder.merge(table, [unit.key for unit in units])
+        measurement.finish(bench)
+        timings = {
+            "load_s": round(loaded - began, 2),
+            "measure_s": round(measured - loaded, 2),
+            "finish_s": round(time.monotonic() - measured, 2),
+            "units_computed": computed,
+        }
+        # Last, because it says that everything else is there; then the tables hold what the units held.
+        writer.write(complete=True, timings=timings)
+        bench.folder.drop_units()
+    return Outcome(bench.folder.path, computed, len(units))
+
+
+class _Writer:
+    """The one that writes units and study.json."""
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        bench: Bench,
+        job: Job,
+        written: Written,
+        identity: dict[str, str],
+        analysis: str,
+        units: int,
+    ) -> None:
+        self._measurement, self._bench, self._progress = measurement, bench, job.progress
+        self._identity = identity
+        subject = bench.subject
+        assert subject is not None
+        tokenizer = getattr(subject.loaded, "tokenizer_fingerprint", identity["tokenizer files"])
+        self._about = manifest(
+            job,
+            measures=measurement.name,
+            task=bench.task,
+            items=bench.items,
+            conditions=written.conditions,
+            identity=identity,
+            analysis=analysis,
+            model=subject.about(),
+            tokenizer={"fingerprint": tokenizer, "given": bench.spec.tokenizer},
+            prompt=written.kind,
+            command=rerun_command(bench.spec, bench.folder.path, job.trust_remote_code),
+            units=units,
+        )
+
+    def write(self, *, complete: bool, **more: Any) -> None:
+        self._about |= self._measurement.about(self._bench)
+        self._bench.folder.write_manifest(self._about | {"complete": complete} | more)
+
+    def compute(self, units: Sequence[Unit], stored: dict[str, Any] | None) -> int:
+        """Compute and store the units that are missing; how many these were."""
+        folder, measurement = self._bench.folder, self._measurement
+        fresh = stored is None
+        while True:
+            missing = [unit for unit in units if not folder.has_unit(measurement.unit_tables, unit.key)]
+            if not missing and stored is not None:
+                measurement.resume(self._bench, stored)
+                # with what a started instrument had added to it
+                self._identity = self._about["identity"] = stored["identity"] | self._identity
+                self._about["implementations"] = stored.get("implementations", {})
+                return 0
+            try:
+                self._start(units, missing, stored)
+                return self._measure_all(units, missing)
+            except StartAgain:
+                # Units of two kinds must not share a table. The folder itself stays: it is held by its lock.
+                folder.drop_units()
+                stored = None
+            except BadAttention:
+                # What would mend it (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
+                if fresh:
+                    folder.discard()
+                raise
+            finally:
+                measurement.stop()
+
+    def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
+        """Prove the instrument, and say in the folder what it is that is being computed."""
+        try:
+            self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
+            if stored is not None:
+                check_same(self._bench.folder, stored, self._identity)
+        except BaseException:
+            if stored is None:
+                self._bench.folder.discard()
+            raise
+        self._progress.checked()
+        self._about["identity"] = self._identity
+        before: Mapping[str, Any] = (stored or {}).get("implementations", {})
+        self._about["implementations"] = _together(before, self._measurement.implementations)
+        if stored is None or stored.get("complete") or self._measurement.changed(stored):
+            self.write(complete=False)
+
+    def _measure_all(self, units: Sequence[Unit], missing: Sequence[Unit]) -> int:
+        bench, measurement = self._bench, self._measurement
+        absent = {unit.key for unit in missing}
+        done, computed = len(units) - len(missing), 0
+        for group in measurement.groups(bench, missing):
+            with _with_arm(measurement, bench, group):
+                try:
+                    for unit, found in measurement.measure(bench, group):
+                        self._note()
+                        bench.folder.write_unit(found, unit.key)
+                        computed += 1
+                        done += unit.key in absent
+                        self._progress.step(f"{measurement.doing}, {unit.condition.name}", done, len(units))
+                except BadAttention as fault:
+                    items = ", ".join(repr(bench.items[unit.number].id) for unit in group.units)
+                    where = group.units[0].condition.name
+                    raise BadAttention(f"item {items}, condition {where!r}: {fault}") from None
+        return computed
+
+    def _note(self) -> None:
+        """Record what computes, before anything that it computed is stored."""
+        used = _together(self._about.get("implementations", {}), self._measurement.implementations)
+        if used != self._about.get("implementations"):
+            self._about["implementations"] = used
+            self.write(complete=False)
+
+
+def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
+    """What computed a folder's numbers, in all runs that had a part in them."""
+    found: dict[str, str | list[str]] = {}
+    for what, by in now.items():
+        before = stored.get(what, [])
+        before = [before] if isinstance(before, str) else before
+        found[what] = by if isinstance(by, str) else sorted({*before, *by})
+    return found
+
+
+def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
+    """ARM in those of its layers that are loaded: what comes after the last measured one changes nothing."""
+    settings = group.units[0].condition.arm
+    if settings is None or not measurement.runs_model:
+        return nullcontext()
+    here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
+    if not here:
+        return nullcontext()
+    from mless.redistribution import attached
+
+    return attached(bench.model.model, replace(settings, layers=here))
+
+
+# ---- judging what is stored ------------------------------------------------------------------------------------------
+
+
+def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[str, Any], analysis: str) -> Outcome:
+    """Everything is stored: nothing to do, or a table is missing, or margins or rules are others, for which no model is loaded."""
+    folder = bench.folder
+    same = measurement.stored_analysis(stored) == analysis and folder.has_tables(measurement.tables)
+    if not same:
+        job.progress.say("everything is stored: judging it anew")
+        began = time.monotonic()
+        with folder.writing():
+            bench.prompts = read_prompts(folder) if measurement.pairs_tokens else None
+            # The tables come first: a run killed in between finds the older digest, and judges again.
+            measurement.judge_again(bench)
+            timings = stored.get("timings", {}) | {"finish_s": round(time.monotonic() - began, 2), "units_computed": 0}
+            command = rerun_command(bench.spec, folder.path, job.trust_remote_code)
+            now = {"study": bench.spec.model_dump(), "analysis": analysis, "command": command, "timings": timings}
+            folder.write_manifest(stored | now)
+    if folder.has_units():
+        with folder.writing():
+            folder.drop_units()
+    return Outcome(folder.path, 0, stored["units"], fresh=not same)
+
+
+# ---- study.json ------------------------------------------------------------------------------------------------------
+
+
+def manifest(
+    job: Job, *, measures: str, task: str, items: Sequence[Item], conditions: Sequence[Condition], **more: Any
+) -> dict[str, Any]:
+    """What study.json says of every study; `more` is what this one adds."""
+    return {
+        "mless": __version__,
+        "measures": measures,
+        "complete": False,
+        "study": job.spec.model_dump(),
+        "task": task,
+        "conditions": {one.name: asdict(one) for one in conditions},
+        "items": [item.id for item in items],
+        "seeds": {"study": job.spec.seed},
+        "trust_remote_code": job.trust_remote_code,
+        "versions": versions(),
+        **more,
+    }

@@ -1,0 +1,133 @@
+"""The model that a study is about: described at once, loaded only when something has to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mless.errors import BadStudy, TokenizerFault
+from mless.prompting import align
+from mless.study.identity import slug
+from mless.values import Condition, Prompt
+
+if TYPE_CHECKING:
+    from mless.models import LoadedModel
+    from mless.models.loading import Description
+    from mless.study.bench import Progress
+    from mless.study.spec import StudySpec
+
+
+class Subject:
+    """A model whose weights are at hand, or one that is known by its name alone (a server's, a script's)."""
+
+    def __init__(self, spec: StudySpec, described: Description | None, trust_remote_code: bool) -> None:
+        self._spec, self.described, self._trust = spec, described, trust_remote_code
+        self.tokenizer: Any = None
+        self.loaded: LoadedModel | None = None
+        self.label = described.source.label if described is not None else slug(spec.model)
+        self.layers = described.layers if described is not None else None
+        self.heads = described.heads if described is not None else None
+        self.context = described.context if described is not None else None
+
+    @classmethod
+    def open(cls, spec: StudySpec, progress: Progress, *, weights: bool, trust_remote_code: bool) -> Subject:
+        if not weights:
+            return cls(spec, None, trust_remote_code)
+        from mless.models import describe
+
+        described = describe(spec.model, trust_remote_code=trust_remote_code, say=progress.say, step=progress.step)
+        return cls(spec, described, trust_remote_code)
+
+    def attending(self, layers: Sequence[int]) -> list[int]:
+        """Those of the layers that attend: not every layer of a hybrid model does. One that was asked for by its number must."""
+        assert self.described is not None
+        return self.described.attending(None if self._spec.layers.strip() == "all" else layers)
+
+    def fingerprint(self, layers: Sequence[int], *, head: bool) -> str:
+        """The weights that are read, by their digest; of a model known by name, its name."""
+        if self.described is None:
+            return self._spec.model
+        from mless.models.loading import fingerprint
+
+        return fingerprint(self.described.source, max(layers), head=head)
+
+    def load(
+        self, progress: Progress, *, layers: Sequence[int] | None = None, head: bool = False, dtype: str | None = None
+    ) -> None:
+        """The weights of all layers, or of those up to the last one asked for, and the tokenizer."""
+        from mless.models import load
+
+        assert self.described is not None
+        spec = self._spec
+        if layers is None:
+            progress.say(f"loading {self.label}, with its language-model head")
+        else:
+            part = "layer 1" if max(layers) == 1 else f"layers 1–{max(layers)}"
+            progress.say(f"loading {self.label}, {part} of {self.layers}")
+        self.loaded = load(
+            self.described,
+            layers=layers,
+            tokenizer=spec.tokenizer,
+            dtype=dtype or spec.dtype,
+            device=spec.device,
+            head=head,
+            trust_remote_code=self._trust,
+            say=progress.say,
+            step=progress.step,
+        )
+        self.tokenizer = self.loaded.tokenizer
+
+    def load_tokenizer(self) -> None:
+        """The tokenizer alone: the model's own, or the one that was asked for; none where there is neither."""
+        from mless.models.loading import load_tokenizer, open_tokenizer
+
+        given = self._spec.tokenizer
+        if self.described is not None:
+            source, config = self.described.source, self.described.config
+            self.tokenizer = load_tokenizer(source, given, config, trust_remote_code=self._trust)
+        elif given is not None:
+            self.tokenizer = open_tokenizer(given, trust_remote_code=self._trust)
+
+    def about(self) -> dict[str, Any]:
+        """What study.json says of the model."""
+        described = self.described
+        return {
+            "name": self._spec.model,
+            "label": self.label,
+            "family": described.family if described is not None else None,
+            "layers": self.layers,
+            "heads": self.heads,
+            "context": self.context,
+            "fingerprint": getattr(self.loaded, "fingerprint", None),
+            "origin": described.source.origin if described is not None else None,
+        }
+
+
+def check_arm(conditions: Sequence[Condition], layers: int) -> None:
+    """Refuse a layer for ARM that the model does not have."""
+    for condition in conditions:
+        for layer in condition.arm.layers if condition.arm is not None else ():
+            if layer > layers:
+                raise BadStudy(
+                    f"condition {condition.name!r}: no layer {layer} for ARM: this model's layers are 1 to {layers} (numbered from 1)"
+                )
+
+
+def check_pairs(prompts: Mapping[str, Sequence[Prompt]]) -> None:
+    """Both prompts of every pair hold the same original tokens."""
+    for rows in prompts.values():
+        for without, prompt in zip(prompts["none"], rows, strict=True):
+            align(without, prompt)
+
+
+def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
+    """It is not too long for its model, does not lack the BOS that it needs, and has positions of its own only where the model takes them."""
+    from mless.capture.positions import check_position_ids, check_reach
+
+    if model.bos is not None and prompt.token_ids[0] != model.bos:
+        raise TokenizerFault(
+            f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
+            "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
+        )
+    check_position_ids(model, [prompt])
+    check_reach(model, [prompt])
