@@ -33,6 +33,7 @@ TABLES: dict[str, str] = {
     "engines": "mless.engines:engines",
     "extraction_rules": "mless.tasks:extraction_rules",
     "graders": "mless.tasks:graders",
+    "measurements": "mless.study.kinds:MEASUREMENTS",
 }
 
 # Plugins may register things while they are imported, so the lock can be taken twice by one thread.

@@ -89,16 +89,17 @@ def figure(
     from mless.figures import check, default_formats, draw
     from mless.report import write_report
     from mless.study import load_study, verdict_lines
+    from mless.study.showing import figure_spec, single_layer
 
     drawing = options.drawing
     changes = study_changes(options)
     sets = options.sets or []
     # Of a figure with two halves, settings of answers are for the half that is made of answers.
     spec = load_study(name, changes, [text for text in sets if not (drawing.bars and text.startswith("accuracy."))])
-    shown = spec.figure_spec()
+    shown = figure_spec(spec)
     left = _left_half(spec, changes, sets) if drawing.bars else None
     choices: dict[str, Any] = {
-        "layer": spec.single_layer(),
+        "layer": single_layer(spec),
         "heads": spec.figure.heads if spec.figure else None,
         "item": drawing.item,
         "queries": drawing.queries,
@@ -149,16 +150,17 @@ def _run_for_figure(spec: StudySpec, options: FigureOptions, bar: ProgressBar) -
     """The result folders of a figure's models; every model is checked before the first one is run."""
     from mless.models import describe
     from mless.study import run_study
+    from mless.study.showing import check_figure, for_models, published_models
 
     remote = options.loading.trust_remote_code
-    models = options.model or spec.published_models() or [spec.model]
-    specs = spec.for_models(models)
+    models = options.model or published_models(spec) or [spec.model]
+    specs = for_models(spec, models)
     try:
         if options.drawing.item is not None:
             spec.check_item(options.drawing.item)
         for one in specs if len(specs) > 1 and spec.accuracy is None else ():
             described = describe(one.model, trust_remote_code=remote, say=bar.say)
-            one.check_figure(described.layers, described.heads)
+            check_figure(one, described.layers, described.heads)
         return [run_study(one, None, bar, for_figure=True, trust_remote_code=remote).folder for one in specs]
     except BadFolder as fault:
         raise BadFolder(
@@ -166,7 +168,7 @@ def _run_for_figure(spec: StudySpec, options: FigureOptions, bar: ProgressBar) -
             f"--out DIR and then mless figure {spec.source} DIR)"
         ) from None
     except MlessError as fault:
-        if options.model or not spec.published_models():
+        if options.model or not published_models(spec):
             raise
         raise type(fault)(
             f"{spec.name} was published for {', '.join(models)}: {fault}; or draw it for a model you have: "

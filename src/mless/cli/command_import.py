@@ -38,7 +38,7 @@ def import_(
 ) -> None:
     """Compare per-item results of lm-evaluation-harness or Inspect by the same statistics, and print the verdict."""
     from mless.report import publish
-    from mless.study.imported import import_results
+    from mless.study.importing import import_results
 
     outcome = import_results(
         results,

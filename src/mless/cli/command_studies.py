@@ -12,6 +12,7 @@ def studies(*, as_json: Json = False) -> None:
     from rich.table import Table
 
     from mless.study import available_studies
+    from mless.study.showing import published_models
 
     found = available_studies()
     if as_json:
@@ -19,7 +20,5 @@ def studies(*, as_json: Json = False) -> None:
         return
     table = Table("study", "what it shows", "published for", box=None, pad_edge=False)
     for name, spec in found.items():
-        table.add_row(
-            name, spec.title, ", ".join(published.rsplit("/", 1)[-1] for published in spec.published_models())
-        )
+        table.add_row(name, spec.title, ", ".join(published.rsplit("/", 1)[-1] for published in published_models(spec)))
     Console(highlight=False).print(table)

@@ -91,7 +91,7 @@ def tune(
 ) -> None:
     """Choose ARM's parameters on some items, and say on the others what the choice is worth."""
     from mless.study import Outcome, load_study
-    from mless.study.tuning import run_tuning
+    from mless.study.running import run_tuning
 
     changes = study_changes(options)
     if study_changes(options.grid):

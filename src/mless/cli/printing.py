@@ -19,8 +19,8 @@ def print_json(content: object) -> None:
 
 def print_result(folder: Path, page: Path, note: str, *, as_json: bool, **more: object) -> None:
     """What a finished result folder shows, and where its page is; `more` goes into the JSON only."""
-    from mless.figures.folder import holds_answers
     from mless.report import summary
+    from mless.results.reading import holds_answers
 
     content = summary(folder)
     if as_json:
@@ -48,8 +48,8 @@ def _print_accuracy(folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mless.study.accuracy import accuracy_rows
-    from mless.study.form import mostly_form
+    from mless.results.answers import accuracy_rows
+    from mless.results.wording import mostly_form
 
     def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
         if value is None:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from mless import tasks
-from mless.engines import Decoding
+from mless.engines import Decoding, EngineKind, engines
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
@@ -60,7 +60,6 @@ def _split_shares(value: Any) -> Any:
 
 #: What an accuracy study says to the model where its items are sums; everything else gets the published text.
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
-EngineName = Literal["hf", "vllm", "openai", "scripted"]
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 Shares = Annotated[list[float], BeforeValidator(_split_shares)]
 
@@ -187,11 +186,18 @@ class MarginTable(BaseModel):
     same: tuple[float, float] = Margins().same
 
 
+def _engine_kind(name: str) -> EngineKind:
+    try:
+        return engines.get(name)
+    except BadStudy as fault:
+        raise ValueError(str(fault)) from None
+
+
 class AccuracyTable(BaseModel):
     """How answers are drawn and judged: ``[accuracy]``. A study that has it measures answers and not attention."""
 
     model_config = _FORBID
-    engine: EngineName = "hf"
+    engine: str = "hf"
     mode: Literal["row-stable", "batch-invariant"] = "row-stable"
     slots: int | None = Field(
         default=None, ge=1
@@ -225,10 +231,8 @@ class AccuracyTable(BaseModel):
             raise ValueError(
                 f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
             )
-        if self.engine == "openai" and not self.base_url:
-            raise ValueError("the openai engine needs a server: --base-url http://HOST:PORT/v1")
-        if self.engine == "scripted" and not self.script:
-            raise ValueError("the scripted engine needs its answers: --set accuracy.script=FILE.json")
+        if missing := _engine_kind(self.engine).missing(self):
+            raise ValueError(missing)
         if self.rules is not None:
             for rule in self.rules:
                 if rule not in tasks.RULES:

@@ -25,6 +25,8 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY, REPLIES, TUNING
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.accuracy.judging import judged
+from mless.study.direct import tune_on_noise
+from mless.study.running import run_tuning
 from mless.study.spec import AccuracyTable, StudySpec, TuneTable
 from mless.study.tuning.choosing import (
     Plan,
@@ -38,7 +40,6 @@ from mless.study.tuning.choosing import (
     tune_stored,
     with_control,
 )
-from mless.study.tuning.measure import run_tuning, tune_on_noise
 from mless.values import ArmSettings, Item
 
 GOOD = "c0_13-p95"

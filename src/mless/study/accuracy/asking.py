@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mless import stats, tasks
+from mless.engines import engines
 from mless.engines.base import Request
 from mless.errors import BadData, BadStudy
 from mless.prompting import build_messages, shared_beginning
@@ -98,6 +99,7 @@ def _hidden(prompt: Prompt) -> tuple[int, int] | None:
 
 def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -> None:
     """What could not be compared is told before anything is drawn, not after it."""
+    kind = engines.get(settings.engine)
     controls = [condition for condition in conditions if condition.again]
     if len(controls) > 1:
         raise BadStudy(
@@ -110,12 +112,12 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
                 f"condition {condition.name!r} is none once more (again = true), so it cannot vote; take away its samples = {condition.samples}"
             )
     for condition in conditions:
-        if condition.arm is not None and settings.engine == "openai":
+        if condition.arm is not None and not kind.takes_arm:
             raise BadStudy(
                 f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
                 "--engine hf or vllm, or leave the condition out"
             )
-        if condition.arm is not None and condition.arm.scope != "token" and settings.engine in ("hf", "vllm"):
+        if condition.arm is not None and condition.arm.scope not in kind.arm_scopes:
             raise BadStudy(
                 f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
                 "use scope token here, or mless.arm around a generate of your own"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mless.engines import Opening, engines
 from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
@@ -44,6 +45,7 @@ class AccuracyMeasurement(Measurement):
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
         self.settings = spec.accuracy or AccuracyTable()
+        self._kind = engines.get(self.settings.engine)
         self._slots = self.settings.slots
         self._requests: asking.Requests = {}
         self._engine: Engine | None = None
@@ -61,7 +63,7 @@ class AccuracyMeasurement(Measurement):
             asking.check_split(items, self.settings, self.spec.seed)
 
     def needs_weights(self) -> bool:
-        return self.settings.engine in ("hf", "vllm")
+        return self._kind.needs_weights
 
     def layers(self, subject: Subject) -> list[int]:
         return list(range(1, (subject.layers or 0) + 1))
@@ -96,11 +98,11 @@ class AccuracyMeasurement(Measurement):
     # ---- with the model
 
     def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
-        if self.settings.engine == "hf":
+        if self._kind.needs_loaded:
             subject.load(progress, head=True, dtype=_answering_dtype(self.spec))
         else:
             subject.load_tokenizer()
-        if subject.tokenizer is None and self.spec.prompt == "raw" and self.settings.engine == "openai":
+        if subject.tokenizer is None and self.spec.prompt == "raw" and self._kind.reads_prompts:
             raise BadStudy(
                 "raw prompts are token ids, and a server is sent a conversation unless a tokenizer is given: --tokenizer DIR, or --prompt chat"
             )
@@ -135,47 +137,24 @@ class AccuracyMeasurement(Measurement):
     def _open(self, bench: Bench) -> Engine:
         settings, spec, subject = self.settings, bench.spec, bench.subject
         assert subject is not None
-        longest = max((len(request.token_ids) for rows in self._requests.values() for request in rows), default=0)
-        length = longest + settings.max_new_tokens
-        if settings.engine == "hf":
-            from mless.engines.hf import HfEngine
-
-            again = {condition.name for condition in bench.conditions if condition.again}
+        again = {condition.name for condition in bench.conditions if condition.again}
+        given = Opening(
+            model=spec.model,
+            settings=settings,
+            longest=max((len(request.token_ids) for rows in self._requests.values() for request in rows), default=0),
             # Of the whole study, not of what is left of it: their number is part of the numbers.
-            most = sum(len(rows) for (name, _), rows in self._requests.items() if name not in again)
-            return HfEngine(bench.model, length=length, slots=self._slots, most=most, mode=settings.mode)
-        if settings.engine == "vllm":
-            from mless.engines.vllm import VllmEngine
-            from mless.models.loading import locate_tokenizer, whole_folder
-
-            assert subject.described is not None
-            return VllmEngine(
-                whole_folder(subject.described.source),
-                tokenizer=locate_tokenizer(spec.tokenizer) if spec.tokenizer else None,
-                dtype=spec.dtype,
-                max_model_len=length,
-                seed=spec.seed,
-                batch_invariant=settings.mode == "batch-invariant",
-                arm=any(condition.arm is not None for condition in bench.conditions),
-                say=bench.progress.say,
-            )
-        if settings.engine == "openai":
-            from mless.engines.openai import OpenAIEngine
-
-            assert settings.base_url is not None
-            return OpenAIEngine(
-                settings.base_url,
-                spec.model,
-                tokenizer=subject.tokenizer,
-                concurrency=settings.concurrency,
-                timeout=settings.timeout,
-                retries=settings.retries,
-                say=bench.progress.say,
-            )
-        from mless.engines.scripted import ScriptedEngine
-
-        assert settings.script is not None
-        return ScriptedEngine.from_file(settings.script, tokenizer=subject.tokenizer)
+            most=sum(len(rows) for (name, _), rows in self._requests.items() if name not in again),
+            conditions=tuple(bench.conditions),
+            described=subject.described,
+            loaded=subject.loaded,
+            tokenizer=subject.tokenizer,
+            tokenizer_name=spec.tokenizer,
+            dtype=spec.dtype,
+            seed=spec.seed,
+            slots=self._slots,
+            say=bench.progress.say,
+        )
+        return self._kind.open(given)
 
     def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
         self._told = dict(stored["engine"])
