@@ -1,0 +1,342 @@
+"""The tables of a result folder: every column stated once, and rows or columns made into a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+
+from mless.stats import METRICS
+from mless.values import Prompt
+
+#: Columns that are no numbers, by name; whatever is not named here is a float64.
+_TEXT = frozenset(
+    "model task condition item queries verdict tokens metric scale half verdict_measured lambda_verdict".split()
+)
+_WHOLE = frozenset("layer head token n_items epsilon_items n_tokens n_scored units".split())
+_MARKS = frozenset(("skewed", "lambda_skewed"))
+#: Every table begins with these.
+COMMON = ("model", "task", "condition")
+
+
+def _kind(name: str) -> pa.DataType:
+    if name in _TEXT:
+        return pa.string()
+    if name in _WHOLE:
+        return pa.int32()
+    return pa.bool_() if name in _MARKS else pa.float64()
+
+
+def schema(*columns: str | tuple[str, pa.DataType]) -> pa.Schema:
+    """model, task, condition and these columns; a column's type follows from its name unless it is given."""
+    named = [(one, _kind(one)) if isinstance(one, str) else one for one in (*COMMON, *columns)]
+    return pa.schema(named)
+
+
+def schema_of(row: type) -> pa.Schema:
+    """The columns of a dataclass whose instances are rows."""
+    kinds = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_(), tuple: pa.list_(pa.int32())}
+    hints = get_type_hints(row)
+
+    def kind(name: str) -> pa.DataType:
+        parts = [part for part in get_args(hints[name]) if part is not type(None)]
+        if hints[name] not in kinds and parts and parts[0] in kinds and parts[-1] is not Ellipsis:
+            return kinds[parts[0]]
+        return kinds.get(hints[name], kinds[tuple])
+
+    return pa.schema([(field.name, kind(field.name)) for field in fields(row)])
+
+
+def columns_of(row: type, *, newer: bool) -> list[str]:
+    """The columns that every folder has, or the `newer` ones, which have a default because older folders lack them."""
+    return [field.name for field in fields(row) if (field.default is not MISSING) == newer]
+
+
+def plain(value: Any) -> Any:
+    """None for a number that is not one: in a table that is null."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def table_of_rows(rows: Sequence[Mapping[str, Any]], wanted: pa.Schema) -> pa.Table:
+    """Rows by column name; a column that a row lacks, and a number that is NaN, are null."""
+    return pa.Table.from_pylist([{name: plain(row.get(name)) for name in wanted.names} for row in rows], wanted)
+
+
+def table_of_columns(columns: Mapping[str, Any], wanted: pa.Schema, rows: int) -> pa.Table:
+    """Columns by name, a single text for a column that is the same in every row; a number that is NaN is null."""
+
+    def column(field: pa.Field) -> pa.Array:
+        values = columns[field.name]
+        if isinstance(values, str):
+            return pa.array([values] * rows, pa.string())
+        if field.type != pa.float64():
+            return pa.array(values, field.type)
+        numbers = np.asarray(values, np.float64)
+        return pa.array(numbers, pa.float64(), mask=np.isnan(numbers))
+
+    return pa.table({field.name: column(field) for field in wanted}, schema=wanted)
+
+
+def lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Rows of equal length as a list column; NaN is null."""
+    rows, width = values.shape
+    flat = values.reshape(-1)
+    mask = np.isnan(flat) if flat.dtype.kind == "f" else None
+    offsets = np.arange(rows + 1, dtype=np.int32) * width
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, kind, mask=mask))
+
+
+def matrix(table: pa.Table, name: str) -> np.ndarray:
+    """A list column whose rows are equally long: rows × values, NaN for null."""
+    flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(table.num_rows, -1)
+
+
+def _bounded(*names: str) -> tuple[str, ...]:
+    return tuple(name + bound for name in names for bound in ("", "_lo", "_hi"))
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names: Mapping[str, str]) -> pa.Table:
+    """prompts.parquet: ids, spans and the tokens' texts of every prompt."""
+    rows = [prompt for group in prompts.values() for prompt in group]
+    pieces: dict[int, str] = {}
+    for prompt in rows:
+        for token in prompt.token_ids:
+            if token not in pieces:
+                pieces[token] = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    span = pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
+    return pa.table(
+        {
+            "model": pa.array([names["model"]] * len(rows), pa.string()),
+            "task": pa.array([names["task"]] * len(rows), pa.string()),
+            "condition": pa.array([p.condition for p in rows]),
+            "item": pa.array([p.item for p in rows]),
+            "token_ids": pa.array([list(p.token_ids) for p in rows], pa.list_(pa.int32())),
+            "spans": pa.array(
+                [[{"name": s.name, "start": s.start, "stop": s.stop} for s in p.spans] for p in rows], pa.list_(span)
+            ),
+            "text": pa.array([p.text for p in rows]),
+            "tokens": pa.array([[pieces[token] for token in p.token_ids] for p in rows], pa.list_(pa.string())),
+        }
+    )
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+RETAINED = schema(
+    "layer", "head", "queries", "retained", "lo", "hi", *_bounded("epsilon"), "epsilon_items", "p", "p_adjusted", "n_items", "uniform",
+    "skewed", "verdict",
+)  # fmt: skip
+SHARES = schema("item", "layer", "head", "queries", "retained", "uniform", "epsilon")
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+TokenClass = Literal["digits", "operators", "conjunctions", "other"]
+TOKEN_CLASSES: tuple[TokenClass, ...] = get_args(TokenClass)
+#: Of which tokens a row speaks: all original ones, those of the question, and the classes, which partition the first.
+TOKENS: tuple[str, ...] = ("all", "question", *TOKEN_CLASSES)
+#: A row per item, layer and set of tokens; null where the item has no such tokens.
+ACTIVATION_ITEMS = schema(
+    "item", "layer", "tokens", "n_tokens", "units", "threshold", "width", "median", "mad", *METRICS, "mean", "deviation"
+)
+#: A row per item and layer: counts of its original tokens' values.
+ACTIVATION_HISTOGRAMS = schema(
+    "item", "layer", "width", *((kind, pa.list_(pa.int64())) for kind in ("linear", "zoom", "positive", "negative")), ("zeros", pa.int64())
+)  # fmt: skip
+#: A row per condition, layer, set of tokens and metric, against `none`.
+ACTIVATIONS = schema(
+    "layer", "tokens", "metric", "scale", "value", "none", "difference", "lo", "hi", "p", "p_adjusted", "n_items", "verdict", "threshold",
+    "levene",
+)  # fmt: skip
+
+# ---- the affine map --------------------------------------------------------------------------------------------------
+
+#: What is left of the displacement by each prediction: column of affine.parquet → the sum of an item.
+FORMS = {
+    "r2_measured": "left_measured",
+    "r2_kept": "left_kept",
+    "r2_shifted": "left_shifted",
+    "r2_position": "left_position",
+}
+AFFINE = schema(
+    "layer", "head", *_bounded("lambda"), "lambda_p", "lambda_p_adjusted", "lambda_skewed", "lambda_verdict", *_bounded("kept"),
+    "lambda_constant", "sigma_constant", *_bounded("displacement", "r2_measured"), "verdict_measured", *_bounded("r2_kept", "r2_constant"),
+    "p", "p_adjusted", "skewed", "verdict", *_bounded("r2_shifted", "r2_position", "position_share", "cosine"), "n_items", "n_scored",
+    "n_tokens",
+)  # fmt: skip
+AFFINE_ITEMS = schema(
+    "item",
+    "layer",
+    "head",
+    "half",
+    "n_tokens",
+    "lambda",
+    "kept",
+    "moves",
+    "outputs",
+    "r2_constant",
+    *FORMS,
+    "position_share",
+)
+AFFINE_POINTS = schema(
+    "item", "layer", "head", "token", "half",
+    *(axis + name for name in ("", "_after", "_measured", "_constant", "_outputs", "_moves") for axis in "xy"),
+)  # fmt: skip
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+#: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and
+#: the symbolic rule judged differently. `stated`: whether the text presents the answer as its result, or it was guessed (docs/extraction.md);
+#: null where there is no answer.
+ANSWERS = pa.schema(
+    [
+        ("model", pa.string()),
+        ("task", pa.string()),
+        ("condition", pa.string()),
+        ("item", pa.string()),
+        ("sample", pa.int32()),
+        ("seed", pa.int64()),
+        ("text", pa.string()),
+        ("extracted", pa.string()),
+        ("correct", pa.bool_()),
+        ("why", pa.string()),
+        ("n_tokens", pa.int32()),
+        ("finish", pa.string()),
+        ("reference", pa.string()),
+        ("how", pa.string()),
+        ("disagree", pa.bool_()),
+        ("cluster", pa.string()),
+        ("stated", pa.bool_()),
+    ]
+)
+#: What is drawn is stored as it comes; how it is judged can be computed anew at any time, so units do not hold it.
+REPLIES = pa.schema(
+    [
+        ANSWERS.field(name)
+        for name in ("model", "task", "condition", "item", "sample", "seed", "text", "n_tokens", "finish")
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """One row of ``accuracy.parquet``: a condition's accuracy by one metric on one split, beside `none`'s. Shares are 0…1.
+
+    `p` is against `none`; `p_again` against `none-again`, null where that was not run; `p_adjusted` is Holm's over the conditions, of the
+    larger of the two (of the primary condition, which is tested alone, just the larger). `alpha` is what that p is held to where no other
+    condition has an effect. `mde` is the smallest effect that so many items could have shown by this test with 80 % power. `delta_lo_all`
+    and `delta_hi_all` hold for all conditions of the metric at once. `aa_delta` is the A/A difference of the same metric, beside every
+    delta. Null where a number has no meaning (delta of `none`).
+    """
+
+    model: str
+    task: str
+    condition: str
+    split: str  # all | dev | test
+    metric: str  # pass@1, pass@4, maj@8, diversity
+    n: int
+    value: float | None
+    lo: float | None
+    hi: float | None
+    sd: float | None  # over samples (seeds), null with one
+    delta: float | None
+    delta_lo: float | None
+    delta_hi: float | None
+    p: float | None
+    p_again: float | None
+    p_adjusted: float | None
+    mde: float | None
+    aa_delta: float | None
+    gained: int | None
+    lost: int | None
+    equivalence_p: float | None
+    verdict: str | None  # rises | drops | equivalent | undecided; null for the controls
+    truncated: float | None
+    no_answer: float | None
+    tokens: float | None  # mean number of tokens per answer
+    samples: int | None
+    changed_text: float | None  # share of answers whose text is not none's
+    # Older folders do not have these.
+    alpha: float | None = None
+    delta_lo_all: float | None = None
+    delta_hi_all: float | None = None
+    stated: float | None = None  # share of answers that state a result; stated + guessed + no_answer = 1
+    guessed: float | None = None
+    stated_delta: float | None = None
+    stated_delta_lo: float | None = None
+    stated_delta_hi: float | None = None
+    delta_both: float | None = None  # delta = delta_both + delta_form
+    delta_both_lo: float | None = None
+    delta_both_hi: float | None = None
+    delta_form: float | None = None
+    delta_form_lo: float | None = None
+    delta_form_hi: float | None = None
+    both_n: int | None = None  # pairs of answers stated under both, and how many of them are right before and after
+    both_before: int | None = None
+    both_after: int | None = None
+    both_delta: float | None = None  # (both_after − both_before) / both_n
+    both_delta_lo: float | None = None
+    both_delta_hi: float | None = None
+    mostly_form: bool | None = None  # delta_form has the sign of delta and is larger than delta_both
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as stored, and how it was judged."""
+
+    item: str
+    sample: int
+    text: str
+    extracted: str | None
+    correct: bool
+    why: str
+    how: str
+    reference: str
+    n_tokens: int | None  # a server may not say
+    finish: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One row of ``tuning.parquet``: a setting on all dev items up to a rung, beside `none`. Shares are 0…1.
+
+    `none` is the baseline's accuracy on the same items; `p_adjusted` is Holm's over all settings that were tried; `kept`: goes on to the
+    next rung, or after the last rung is the one chosen.
+    """
+
+    model: str
+    task: str
+    condition: str
+    rung: int
+    c: float | None
+    fraction: float | None
+    p_min: float
+    p_max: float
+    p1: float
+    layers: tuple[int, ...]
+    n: int
+    none: float
+    value: float
+    lo: float | None
+    hi: float | None
+    delta: float
+    delta_lo: float | None
+    delta_hi: float | None
+    p: float | None
+    p_adjusted: float | None
+    kept: bool
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.p_min, self.p_max
+
+
+ACCURACY = schema_of(Accuracy)
+TUNING = schema_of(Tried)
