@@ -33,6 +33,7 @@ TABLES: dict[str, str] = {
     "engines": "mless.engines:engines",
     "extraction_rules": "mless.tasks:extraction_rules",
     "graders": "mless.tasks:graders",
+    "figures": "mless.results.pictures:FIGURES",
     "measurements": "mless.study.kinds:MEASUREMENTS",
 }
 

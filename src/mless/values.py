@@ -420,21 +420,12 @@ class Panel:
     head: int
 
 
-#: Pictures and tables of answers; the other kinds show attention. `conditions` shows both where it is given both.
-AnswerKind = Literal["bars", "sweep", "diversity", "table"]
-ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-#: Pictures of what happens behind attention: fig3; fig4; fig7; fig12.
-InsideKind = Literal["displacement", "activations", "classes", "sensitivity"]
-INSIDE_KINDS: tuple[InsideKind, ...] = get_args(InsideKind)
-FigureKind = Literal["heads", "layers", "conditions", "versus", "map", "retained", "mass", AnswerKind, InsideKind]
-
-
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
     """What a figure or table shows; its numbers come from stored results only."""
 
     id: str
-    kind: FigureKind
+    kind: str
     panels: tuple[Panel, ...] = ()
     conditions: tuple[str, ...] = ("none", "mless")
 

@@ -12,17 +12,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from mless.results.answers import StoredAnswers, best_on_dev, read_accuracy
 from PIL import Image
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
-from mless.figures.accuracy import draw_sweep
-from mless.results.answers import StoredAnswers, best_on_dev, read_accuracy
+from mless.figures.sampled import draw_sweep
 from mless.study import available_studies, load_study
 from mless.study.conditions import conditions_of
 from mless.study.showing import figure_spec
 from mless.study.spec import AccuracyTable
-from mless.values import ANSWER_KINDS, Condition, FigureSpec, Panel
+from mless.values import Condition, FigureSpec, Panel
 from synthetic import write_answers, write_folder
 
 FIVE = ("none", "none-again", "mless", "mful", "random")
@@ -327,7 +327,7 @@ def test_fig10_of_one_prompt_takes_no_answers(folder: Path, attention: Path, tmp
 # ---- refusals ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ANSWER_KINDS)
+@pytest.mark.parametrize("kind", ["bars", "sweep", "diversity", "table"])
 def test_a_folder_of_attention_has_no_answers(kind: str, attention: Path, tmp_path: Path) -> None:
     with pytest.raises(
         BadFolder, match=r"holds no accuracy\.parquet: its study measured attention.*mless run accuracy"

@@ -6,14 +6,11 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import write_atomically
-from mless.values import ANSWER_KINDS, INSIDE_KINDS, QUERY_SETS, FigureSpec, QuerySet
-
-if TYPE_CHECKING:
-    from mless.figures.style import Picture
+from mless.results.pictures import FIGURES, Drawing
+from mless.values import QUERY_SETS, FigureSpec, QuerySet
 
 __all__ = ["FORMATS", "TABLE_FORMATS", "check", "default_formats", "draw"]
 
@@ -23,7 +20,7 @@ TABLE_FORMATS: tuple[str, ...] = ("md", "csv", "tex")
 
 def default_formats(spec: FigureSpec) -> tuple[str, ...]:
     """What is written unless told otherwise."""
-    return TABLE_FORMATS if spec.kind == "table" else ("png", "svg")
+    return TABLE_FORMATS if FIGURES.get(spec.kind).table else ("png", "svg")
 
 
 def draw(
@@ -51,23 +48,16 @@ def draw(
     check(spec, layer=layer, heads=heads, item=item, queries=queries, formats=formats, out=out)
     paths = [Path(folder) for folder in folders]
     target = Path(out) if out is not None else paths[0] / "figures"
-    if spec.kind == "table":
-        from mless.figures.tables import write_tables
-
-        return write_tables(spec.id, paths, target, formats, conditions=spec.conditions)
+    kind = FIGURES.get(spec.kind)
+    drawing = Drawing(spec, paths, layer, heads, item, queries, omit_first)
+    if kind.table:
+        return kind.function()(drawing, target, formats)
 
     # matplotlib and pyarrow load here and not at the top: `import mless` must stay cheap.
     from mless.figures import style
 
     with style.applied():
-        if spec.kind in ANSWER_KINDS:
-            picture = _of_answers(spec, paths)
-        elif spec.kind in INSIDE_KINDS:
-            picture = _of_insides(spec, paths, layer=layer)
-        else:
-            picture = _of_attention(
-                spec, paths, layer=layer, heads=heads, item=item, queries=queries, omit_first=omit_first
-            )
+        picture = kind.function()(drawing)
         style.settle(picture)
         rendered = {kind: style.render(picture, kind) for kind in formats}
     written: list[Path] = []
@@ -75,72 +65,6 @@ def draw(
         write_atomically(target / f"{spec.id}.{kind}", content)
         written.append(target / f"{spec.id}.{kind}")
     return written
-
-
-def _of_answers(spec: FigureSpec, paths: Sequence[Path]) -> Picture:
-    from mless.figures import accuracy
-    from mless.results.answers import StoredAnswers
-
-    folders = [StoredAnswers.open(path) for path in paths]
-    if spec.kind == "sweep":
-        return accuracy.draw_sweep(folders, spec.conditions)
-    if spec.kind == "diversity":
-        return accuracy.draw_diversity(folders, spec.conditions)
-    return accuracy.draw_bars(folders, spec.conditions)
-
-
-def _of_insides(spec: FigureSpec, paths: Sequence[Path], *, layer: int | None) -> Picture:
-    if spec.kind == "displacement":
-        from mless.figures.affine import draw_displacement
-
-        return draw_displacement(paths, spec.conditions, layer=layer)
-    if spec.kind == "activations":
-        from mless.figures.activations import draw_activations
-
-        return draw_activations(paths, spec.conditions, layer=layer)
-    if spec.kind == "classes":
-        from mless.figures.activations import draw_classes
-
-        return draw_classes(paths, spec.conditions, layer=layer)
-    from mless.figures.tuning import draw_sensitivity
-
-    return draw_sensitivity(paths)
-
-
-def _of_attention(
-    spec: FigureSpec,
-    paths: Sequence[Path],
-    *,
-    layer: int | None,
-    heads: str | None,
-    item: str | None,
-    queries: QuerySet,
-    omit_first: bool | None,
-) -> Picture:
-    from mless.figures import accuracy, attention, composed, overview
-    from mless.figures.panels import choose_panels
-    from mless.results.answers import StoredAnswers
-    from mless.results.reading import StoredResults, holds_answers
-
-    answered = [path for path in paths if spec.kind == "conditions" and holds_answers(path)]
-    folders = [StoredResults.open(path) for path in paths if path not in answered]
-    if spec.kind == "map":
-        return overview.draw_map(folders, spec.conditions, queries)
-    if spec.kind == "retained":
-        return overview.draw_retained(folders, spec.conditions, queries)
-    if spec.kind == "mass":
-        return overview.draw_mass(folders, spec.conditions, layer or 1)
-    graded = [StoredAnswers.open(path) for path in answered]
-    if graded and not folders:
-        return accuracy.draw_bars(graded, spec.conditions)
-    chosen = choose_panels(spec, folders, layer=layer, heads=heads)
-    if graded:
-        if item is not None:
-            raise BadStudy(
-                f"figure {spec.id} with --item shows one prompt's attention; leave out the folders of answers, or leave out --item"
-            )
-        return composed.draw_composed(graded, chosen, spec.conditions, queries=queries, omit_first=omit_first)
-    return attention.draw_curves(spec.kind, chosen, spec.conditions, item=item, queries=queries, omit_first=omit_first)
 
 
 def check(
@@ -159,13 +83,12 @@ def check(
     _check_formats(spec, default_formats(spec) if formats is None else formats)
     if queries not in QUERY_SETS:
         raise BadStudy(f"no query set {queries!r}; there are: {', '.join(QUERY_SETS)}")
-    takes: dict[str, tuple[str, ...]] = {"map": (), "retained": (), "mass": ("--layers",)}
-    takes |= dict.fromkeys(ANSWER_KINDS, ()) | dict.fromkeys(INSIDE_KINDS, ("--layers",)) | {"sensitivity": ()}
+    kind = FIGURES.get(spec.kind)
     for option, value in (("--layers", layer), ("--heads", heads), ("--item", item)):
-        if value is not None and option not in takes.get(spec.kind, ("--layers", "--heads", "--item")):
+        if value is not None and option not in kind.takes:
             why = (
                 "it shows answers and not attention"
-                if spec.kind in ANSWER_KINDS
+                if kind.shows == "answers"
                 else f"a {spec.kind} picture shows all of them"
             )
             raise BadStudy(f"figure {spec.id} takes no {option}: {why}; leave it out")
@@ -174,7 +97,7 @@ def check(
 
 
 def _check_formats(spec: FigureSpec, formats: Sequence[str]) -> None:
-    table = spec.kind == "table"
+    table = FIGURES.get(spec.kind).table
     known, others = (TABLE_FORMATS, FORMATS) if table else (FORMATS, TABLE_FORMATS)
     there_are = f"there are: {', '.join(known)}"
     if not formats:

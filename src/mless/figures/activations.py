@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mless.errors import BadFolder
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.pictures import Drawing
 from mless.results.reading import StoredActivations
 from mless.results.schemas import TOKEN_CLASSES
 from mless.stats.activations import LOG_PARTS, ZOOM_PARTS, ZOOM_REACH, linear_edges, log_edges
@@ -34,6 +35,14 @@ _FEWEST = 200
 
 
 # ---- fig4 ----------------------------------------------------------------------------------------------------------------
+
+
+def activations_of(given: Drawing) -> Picture:
+    return draw_activations(given.paths, given.spec.conditions, layer=given.layer)
+
+
+def classes_of(given: Drawing) -> Picture:
+    return draw_classes(given.paths, given.spec.conditions, layer=given.layer)
 
 
 def draw_activations(paths: Sequence[Path], conditions: Sequence[str], *, layer: int | None = None) -> Picture:

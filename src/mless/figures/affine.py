@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from mless.errors import BadFolder, BadStudy
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.pictures import Drawing
 from mless.results.reading import StoredResults, StoredStudy
 from mless.values import INSERTING, format_numbers, head_name
 
@@ -50,6 +51,10 @@ class _Shown:
     layers: dict[str, dict[int, Mapping[str, Any]]]
     of_head: dict[str, Mapping[str, Any]]
     points: dict[str, dict[str, np.ndarray]]
+
+
+def displacement_of(given: Drawing) -> Picture:
+    return draw_displacement(given.paths, given.spec.conditions, layer=given.layer)
 
 
 def draw_displacement(paths: Sequence[Path], conditions: Sequence[str], *, layer: int | None) -> Picture:

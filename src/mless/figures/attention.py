@@ -13,9 +13,11 @@ from matplotlib.lines import Line2D
 
 from mless.figures import style
 from mless.figures.curves import FEWEST, Curve, Measured, measure
-from mless.figures.panels import ChosenPanel
+from mless.figures.panels import ChosenPanel, choose_panels
 from mless.figures.style import BLUE, ORANGE, PAGE_WIDTH, SMALL, VERMILLION, Picture
-from mless.values import FigureKind, QuerySet
+from mless.results.pictures import Drawing
+from mless.results.reading import StoredResults
+from mless.values import QuerySet
 
 #: Panels side by side; more go below.
 ACROSS = 3
@@ -48,8 +50,22 @@ class Plot:
     filler_label: str | None = None
 
 
+def draw_panels(given: Drawing) -> Picture:
+    """One kind of curves, from folders of attention."""
+    folders = [StoredResults.open(path) for path in given.paths]
+    chosen = choose_panels(given.spec, folders, layer=given.layer, heads=given.heads)
+    return draw_curves(
+        given.spec.kind,
+        chosen,
+        given.spec.conditions,
+        item=given.item,
+        queries=given.queries,
+        omit_first=given.omit_first,
+    )
+
+
 def draw_curves(
-    kind: FigureKind,
+    kind: str,
     panels: Sequence[ChosenPanel],
     conditions: Sequence[str],
     *,
@@ -94,7 +110,7 @@ def put_curves(place: FigureBase, plots: Sequence[Plot], width: float, queries: 
 
 
 def _measured_plots(
-    kind: FigureKind,
+    kind: str,
     panels: Sequence[ChosenPanel],
     conditions: Sequence[str],
     *,
@@ -127,9 +143,7 @@ READING = {
 }
 
 
-def _plots_of(
-    kind: FigureKind, column: int, panel: ChosenPanel, measured: Measured, conditions: Sequence[str]
-) -> list[Plot]:
+def _plots_of(kind: str, column: int, panel: ChosenPanel, measured: Measured, conditions: Sequence[str]) -> list[Plot]:
     about = measured.folder.conditions
     filled = [name for name in conditions if about[name].get("kind") != "none"]
     where = f"Layer {panel.layer} Head {panel.head}"
@@ -303,7 +317,7 @@ def _add_legend(figure: FigureBase, plots: Sequence[Plot]) -> None:
     )
 
 
-def _caption(kind: FigureKind, plots: Sequence[Plot], queries: QuerySet) -> str:
+def _caption(kind: str, plots: Sequence[Plot], queries: QuerySet) -> str:
     measured = list({id(plot.measured): plot.measured for plot in plots}.values())
     said: list[str] = []
     if kind == "conditions":

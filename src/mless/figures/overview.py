@@ -18,12 +18,29 @@ from matplotlib.patches import Patch
 from mless.errors import BadFolder
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.pictures import Drawing
 from mless.results.reading import StoredResults
 from mless.stats import Margins
 from mless.values import MASS_NAMES, QuerySet, format_numbers
 
 #: A retained share inside these margins is not told apart from 1; outside, it *drops* or *rises*.
 MARGINS = (Margins().drop, Margins().rise)
+
+
+def map_of(given: Drawing) -> Picture:
+    return draw_map(_opened(given), given.spec.conditions, given.queries)
+
+
+def retained_of(given: Drawing) -> Picture:
+    return draw_retained(_opened(given), given.spec.conditions, given.queries)
+
+
+def mass_of(given: Drawing) -> Picture:
+    return draw_mass(_opened(given), given.spec.conditions, given.layer or 1)
+
+
+def _opened(given: Drawing) -> list[StoredResults]:
+    return [StoredResults.open(path) for path in given.paths]
 
 
 def draw_map(folders: Sequence[StoredResults], conditions: Sequence[str], queries: QuerySet) -> Picture:

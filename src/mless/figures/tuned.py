@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
-from mless.figures.tables import Cell, Table
+from mless.figures.tabular import Cell, Table
 from mless.results import wording
 from mless.results.answers import StoredTuning
 from mless.results.schemas import Accuracy, Tried

@@ -21,6 +21,7 @@ from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results import wording
 from mless.results.answers import ALPHA, StoredTuning
+from mless.results.pictures import Drawing
 from mless.results.schemas import Tried
 from mless.values import ArmSettings, arm_of, format_numbers
 
@@ -44,6 +45,10 @@ class Grid:
     @property
     def values(self) -> tuple[list[float], list[float]]:
         return sorted({down for down, _ in self.cells}), sorted({across for _, across in self.cells})
+
+
+def sensitivity_of(given: Drawing) -> Picture:
+    return draw_sensitivity(given.paths)
 
 
 def draw_sensitivity(paths: Sequence[Path]) -> Picture:

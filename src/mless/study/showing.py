@@ -6,12 +6,10 @@ import re
 from collections.abc import Sequence
 
 from mless.errors import BadStudy
+from mless.results.pictures import FIGURES
 from mless.study.conditions import condition_named, conditions_of
 from mless.study.spec import FigureTable, StudySpec
-from mless.values import ANSWER_KINDS, FigureSpec, Panel, format_numbers, parse_numbers, stand_ins
-
-#: Pictures of a whole model: of their conditions they show those that were run.
-_OVERVIEWS = ("map", "retained", "mass")
+from mless.values import FigureSpec, Panel, format_numbers, parse_numbers, stand_ins
 
 
 def figure_spec(spec: StudySpec, highest: int = 10_000) -> FigureSpec:
@@ -35,9 +33,11 @@ def figure_spec(spec: StudySpec, highest: int = 10_000) -> FigureSpec:
 
 def single_layer(spec: StudySpec, highest: int = 10_000) -> int | None:
     """The one layer shown by a picture that has no published panels: the one asked for, else the study's first."""
-    answers = (*ANSWER_KINDS, "sensitivity")
-    if spec.figure is None or spec.figure.panels or spec.figure.kind in ("map", "retained", *answers):
-        if spec.figure is not None and spec.figure.layers is not None and spec.figure.kind in answers:
+    if spec.figure is None or spec.figure.panels:
+        return None
+    kind = FIGURES.get(spec.figure.kind)
+    if not kind.one_layer:
+        if spec.figure.layers is not None and (kind.shows == "answers" or not kind.overview):
             raise BadStudy(f"figure {spec.name} takes no --layers: it shows answers and not attention; leave it out")
         return None
     if spec.figure.layers is None:
@@ -66,7 +66,7 @@ def check_figure(spec: StudySpec, layers: int = 0, heads: int = 0) -> None:
             raise BadStudy(
                 f"{spec.name} shows layer {shown}, but would measure {format_numbers(run)}; choose with --layers"
             )
-    if spec.figure.kind in _OVERVIEWS:
+    if FIGURES.get(spec.figure.kind).overview:
         return
     if spec.figure.heads is None:
         wanted = [panel.head for panel in panels]
@@ -94,18 +94,18 @@ def _check_shown_conditions(spec: StudySpec, table: FigureTable) -> None:
         condition_named(spec, name)  # a slip of the pen is told apart from a condition that is merely not run
     missing = [name for name in shown if name not in run]
     kept = [name for name in shown if name in run]
-    if missing and table.kind not in _OVERVIEWS:
+    kind = FIGURES.get(table.kind)
+    if missing and not kind.overview:
         raise BadStudy(
             f"{spec.name} shows {', '.join(map(repr, missing))}, but would run {', '.join(run)} only; add it with --set conditions=…, "
             f"or leave it out: --set figure.conditions={','.join(kept) or ','.join(run)}"
         )
-    if table.kind in ANSWER_KINDS:
+    if kind.shows == "answers":
         return
     # ARM inserts nothing, and changes activations all the same.
-    inserting = table.kind not in ("activations", "classes")
-    filled = [name for name in kept if (run[name] if inserting else name) != "none"]
+    filled = [name for name in kept if (name if kind.counts_arm else run[name]) != "none"]
     heads = table.heads or ("" if table.panels else "most-shifted")
-    compares = table.kind in ("map", "retained", "versus") or (table.kind != "mass" and "most-shifted" in heads)
+    compares = kind.compares or (table.kind != "mass" and "most-shifted" in heads)
     if not (filled if compares else kept):
         raise BadStudy(
             f"{spec.name} has nothing to show: of its conditions {', '.join(shown) or '(none named)'}, none "

@@ -19,11 +19,11 @@ from mless import tasks
 from mless.engines import Decoding, EngineKind, engines
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
+from mless.results.pictures import FIGURES
 from mless.stats import Margins
 from mless.values import (
     ArmSettings,
     ConditionKind,
-    FigureKind,
     Item,
     Placement,
     arm_settings,
@@ -170,13 +170,21 @@ class FigureTable(BaseModel):
     """Which published figure the study is for: ``[figure]``."""
 
     model_config = _FORBID
-    kind: FigureKind
+    kind: str
     panels: list[PanelTable] = []
     models: Names = []  # published for these, where it has no panels that name them
     conditions: Names = ["none", "mless"]
     heads: str | None = None  # replaces the panels' heads: "2,5" or "most-shifted:3"
     layers: str | None = None  # replaces the panels' layers
     bars: str | None = None  # the accuracy study that makes the figure's other half
+
+    @model_validator(mode="after")
+    def _is_known(self) -> FigureTable:
+        try:
+            FIGURES.check(self.kind)
+        except BadStudy as fault:
+            raise ValueError(str(fault)) from None
+        return self
 
 
 class MarginTable(BaseModel):

@@ -1,0 +1,77 @@
+"""The one table of figure kinds: what each shows and takes, and where the function that draws it is.
+
+It lies below the study, which must refuse a figure that a run could not show, and below the figures, which draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mless.registry import Registry, found_at
+from mless.values import FigureSpec, QuerySet
+
+Shows = Literal["attention", "answers", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure asked for: what it shows, from which folders, and what the user put in the published figure's place."""
+
+    spec: FigureSpec
+    paths: list[Path]
+    layer: int | None = None
+    heads: str | None = None
+    item: str | None = None
+    queries: QuerySet = "original"
+    omit_first: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FigureKind:
+    """A kind of figure. `draws` is a function of a `Drawing` that returns a picture, or where it is found (``module:function``).
+
+    A `table` is no picture: its function takes the drawing, a folder and formats, writes files there, and returns their paths.
+    """
+
+    draws: Callable[..., Any] | str
+    shows: Shows = "other"
+    takes: tuple[str, ...] = ()  # of --layers, --heads and --item
+    table: bool = False
+    overview: bool = False  # of its conditions it shows those that were run
+    one_layer: bool = False  # it shows one layer: the one asked for, else the study's first
+    compares: bool = False  # a condition without filler has nothing to show
+    counts_arm: bool = False  # ARM inserts nothing, and changes what is shown all the same
+
+    def function(self) -> Callable[..., Any]:
+        return found_at(self.draws) if isinstance(self.draws, str) else self.draws
+
+
+_CURVES = {"shows": "attention", "takes": ("--layers", "--heads", "--item"), "one_layer": True}
+_OF_LAYER = {"takes": ("--layers",), "one_layer": True}
+
+FIGURES: Registry[FigureKind] = Registry(
+    "figures",
+    "kind of figure",
+    {
+        "heads": FigureKind("mless.figures.attention:draw_panels", **_CURVES),
+        "layers": FigureKind("mless.figures.attention:draw_panels", **_CURVES),
+        "conditions": FigureKind("mless.figures.composed:draw_conditions", **_CURVES),
+        "versus": FigureKind("mless.figures.attention:draw_panels", compares=True, **_CURVES),
+        "map": FigureKind("mless.figures.overview:map_of", "attention", overview=True, compares=True),
+        "retained": FigureKind("mless.figures.overview:retained_of", "attention", overview=True, compares=True),
+        "mass": FigureKind("mless.figures.overview:mass_of", "attention", overview=True, **_OF_LAYER),
+        "bars": FigureKind("mless.figures.accuracy:bars_of", "answers"),
+        "sweep": FigureKind("mless.figures.sampled:sweep_of", "answers"),
+        "diversity": FigureKind("mless.figures.sampled:diversity_of", "answers"),
+        "table": FigureKind("mless.figures.tables:write_drawing", "answers", table=True),
+        "displacement": FigureKind("mless.figures.affine:displacement_of", **_OF_LAYER),
+        "activations": FigureKind("mless.figures.activations:activations_of", counts_arm=True, **_OF_LAYER),
+        "classes": FigureKind("mless.figures.activations:classes_of", counts_arm=True, **_OF_LAYER),
+        "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
+    },
+    wants="an mless.results.pictures.FigureKind",
+    fits=lambda one: isinstance(one, FigureKind),
+)
