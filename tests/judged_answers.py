@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from mless.results.schemas import ANSWERS
 
 from mless.results.folder import ResultFolder
+from mless.results.schemas import ANSWERS
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.spec import AccuracyTable
 from mless.values import Condition

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from mless.results.schemas import ACCURACY, ANSWERS, TUNING
 
 from mless.results.folder import ResultFolder
+from mless.results.schemas import ACCURACY, ANSWERS, TUNING
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition

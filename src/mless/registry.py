@@ -35,6 +35,7 @@ TABLES: dict[str, str] = {
     "graders": "mless.tasks:graders",
     "figures": "mless.results.pictures:FIGURES",
     "measurements": "mless.study.kinds:MEASUREMENTS",
+    "pages": "mless.report.kinds:PAGES",
 }
 
 # Plugins may register things while they are imported, so the lock can be taken twice by one thread.

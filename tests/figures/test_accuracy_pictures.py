@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from mless.results.answers import StoredAnswers, best_on_dev, read_accuracy
 from PIL import Image
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
 from mless.figures.sampled import draw_sweep
+from mless.results.answers import StoredAnswers, best_on_dev, read_accuracy
 from mless.study import available_studies, load_study
 from mless.study.conditions import conditions_of
 from mless.study.showing import figure_spec

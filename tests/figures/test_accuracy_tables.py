@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mless.results.answers import best_on_dev, read_accuracy
-from mless.results.schemas import ACCURACY, Accuracy
 
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw
 from mless.figures.tables import write_tables
+from mless.results.answers import best_on_dev, read_accuracy
+from mless.results.schemas import ACCURACY, Accuracy
 from mless.study.loading import load_study
 from mless.study.spec import AccuracyTable
 from mless.values import PLACEMENTS, ArmSettings, Condition, FigureSpec

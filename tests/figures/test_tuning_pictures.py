@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from matplotlib.patches import Rectangle
-from mless.results.answers import StoredTuning
 
 from mless.errors import BadFolder
 from mless.figures import draw, style
 from mless.figures.tables import write_tables
 from mless.figures.tuned import parameters_table
 from mless.figures.tuning import draw_sensitivity, grids_of
+from mless.results.answers import StoredTuning
 from mless.values import ARM_PRESETS, ArmSettings, FigureSpec
 from synthetic import write_answers, write_folder, write_tuning
 

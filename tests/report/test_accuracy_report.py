@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from mless.results.answers import StoredAnswers
 from test_report import EVIL, VERDICT, Page
 
 from mless.report import draw_standard, publish, summary, write_report
 from mless.report.answers import MOST, changes_of
+from mless.results.answers import StoredAnswers
 from mless.study.accuracy.words import accuracy_lines
 from mless.study.spec import AccuracyTable
 from mless.values import Condition

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mless.figures import draw
+from mless.report.kinds import Page
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredActivations
 from mless.values import FigureSpec
@@ -82,3 +83,6 @@ def _told(row: Mapping[str, Any]) -> dict[str, Any]:
     names = ("value_told", "none_told", "change_told", "interval_told")
     shown = [("–" if "nan" in text else text).replace("-", "−") for text in texts]
     return {**row, "called": METRICS.get(row["metric"], row["metric"]), **dict(zip(names, shown, strict=True))}
+
+
+PAGE = Page(summary, draw_standard, page)

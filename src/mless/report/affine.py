@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mless.figures import draw
+from mless.report.kinds import Page
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredResults, StoredStudy
 from mless.values import INSERTING, FigureSpec
@@ -86,3 +87,6 @@ def _short(value: float) -> str:
     return (f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}").replace(
         "-", "−"
     )
+
+
+PAGE = Page(summary, draw_standard, page)

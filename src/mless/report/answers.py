@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from mless.figures import draw
+from mless.report.kinds import Page
 from mless.results import wording
 from mless.results.answers import StoredAnswers, shown_rows
+from mless.results.folder import ResultFolder
 from mless.results.schemas import Answer
+from mless.values import FigureSpec
 
 #: Changed items shown for each condition, in each direction.
 MOST = 10
@@ -63,18 +68,6 @@ def answer_parts(folder: StoredAnswers) -> dict[str, Any]:
         "statistics": f"{wording.items_words(heads)}; {wording.statistics_words([folder], heads)}. {wording.drawn_words([folder])}",
         "changed": changes_of(folder),
         "most": MOST,
-    }
-
-
-def filters() -> dict[str, Any]:
-    """How the template writes numbers."""
-    return {
-        "percent": wording.percent,
-        "points": wording.points,
-        "interval": wording.percent_interval,
-        "change": wording.points_interval,
-        "alone": wording.p_of,
-        "form": wording.form_part,
     }
 
 
@@ -145,3 +138,32 @@ def shortened(text: str, kept: tuple[int, int]) -> str:
     head, tail = kept
     left_out = len(text) - head - tail
     return text if left_out <= 40 else f"{text[:head]} … {left_out:,} characters left out … {text[-tail:]}"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Every row of accuracy.parquet."""
+    return {"accuracy": ResultFolder(folder).read_table("accuracy").to_pylist()}
+
+
+def _draw_standard(path: Path, formats: Sequence[str]) -> list[Path]:
+    """Bars and the table of accuracy, accuracy by length where lengths differ, pass@k and diversity where there are several samples."""
+    folder = StoredAnswers.open(path)
+    shown = tuple(folder.conditions)
+    written = draw(FigureSpec("accuracy", "bars", (), shown), [path], formats=formats)
+    written += draw(FigureSpec("accuracy", "table", (), shown), [path])
+    if folder.swept():
+        written += draw(FigureSpec("lengths", "sweep", (), shown), [path], formats=formats)
+    if any(row.metric == "diversity" and row.condition == "none" for row in folder.accuracy()):
+        written += draw(FigureSpec("diversity", "diversity", (), shown), [path], formats=formats)
+    return written
+
+
+def _parts(folder: Path) -> tuple[StoredAnswers, str, dict[str, Any]]:
+    opened = StoredAnswers.open(folder)
+    return opened, "answers.html", answer_parts(opened)
+
+
+PAGE = Page(_summary, _draw_standard, _parts)

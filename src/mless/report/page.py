@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from markupsafe import Markup
 from PIL import Image
 
-from mless.report.answers import answer_parts, filters
+from mless.results import wording
 from mless.results.answers import StoredAnswers
 from mless.results.reading import StoredResults, StoredStudy
-from mless.results.wording import decoding_of, random_is_yardstick
+from mless.results.wording import decoding_of, p_value
 from mless.results.wording import visible as shown
 from mless.values import SPAN_NAMES
 
@@ -53,10 +53,8 @@ class Token:
     breaks: bool
 
 
-def render(
-    folder: StoredStudy, verdict: Sequence[str], template: str | None = None, parts: dict[str, Any] | None = None
-) -> str:
-    """The page as text; `template` and what it needs are given for what is neither attention nor answers."""
+def render(folder: StoredStudy, verdict: Sequence[str], template: str, parts: dict[str, Any]) -> str:
+    """The page as text, by a template and what it needs beyond what every page has."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -65,12 +63,7 @@ def render(
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters.update({"share": _share, "p": _p, **filters()})
-    if template is None or parts is None:
-        if isinstance(folder, StoredAnswers):
-            template, parts = "answers.html", answer_parts(folder)
-        else:
-            template, parts = "attention.html", {"retained": _retained(StoredResults(folder.path, folder.about))}
+    environment.filters.update({"share": _share, "p": _p, **wording_filters()})
     return environment.get_template(template).render(
         title=folder.study.get("title") or folder.study.get("name") or "mless study",
         model=folder.label,
@@ -99,9 +92,7 @@ def _share(value: float | None) -> str:
 
 
 def _p(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return p_value(None if value is None or math.isnan(value) else value)
 
 
 # ---- the parts -------------------------------------------------------------------------------------------------------
@@ -205,36 +196,6 @@ def _png_texts(file: Path) -> dict[str, str]:
         return {}
 
 
-def _retained(folder: StoredResults) -> list[dict[str, Any]]:
-    """For each condition its layers and its heads; nothing where the study measured no attention."""
-    if not (folder.path / "retained.parquet").exists():
-        return []
-    rows = sorted(folder.retained("original"), key=lambda row: (row["layer"], row["head"]))
-    text = {(row["layer"], row["head"]): row for row in rows if row["condition"] == "random"}
-    found: list[dict[str, Any]] = []
-    for condition in dict.fromkeys([*folder.conditions, *(row["condition"] for row in rows)]):
-        beside = bool(text) and random_is_yardstick(condition, folder.conditions)
-        own: list[dict[str, Any]] = [
-            {**row, **_beside(text.get((row["layer"], row["head"])))} for row in rows if row["condition"] == condition
-        ]
-        if own:
-            found.append(
-                {
-                    "condition": condition,
-                    "beside_random": beside,
-                    "exponent": any(row["epsilon"] is not None for row in own),
-                    "layers": [row for row in own if row["head"] == 0],
-                    "heads": [row for row in own if row["head"] > 0],
-                }
-            )
-    return found
-
-
-def _beside(text: dict[str, Any] | None) -> dict[str, Any]:
-    """What natural text does in a row's place."""
-    return {"random": text and text["retained"], "random_epsilon": text and text["epsilon"]}
-
-
 def _example(folder: StoredStudy) -> dict[str, Any] | None:
     """The first item's prompt with the first filler."""
     if not folder.has_tokens() or not folder.items:
@@ -279,3 +240,15 @@ def _command(folder: StoredStudy) -> str:
     return shlex.join(
         ["mless", "run", str(folder.study.get("name") or "quick"), "--model", str(folder.model.get("name") or "…")]
     )
+
+
+def wording_filters() -> dict[str, Any]:
+    """How the template writes numbers."""
+    return {
+        "percent": wording.percent,
+        "points": wording.points,
+        "interval": wording.percent_interval,
+        "change": wording.points_interval,
+        "alone": wording.p_of,
+        "form": wording.form_part,
+    }

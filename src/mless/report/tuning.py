@@ -8,6 +8,7 @@ from typing import Any
 
 from mless.figures import draw
 from mless.figures.tables import write_tables
+from mless.report.kinds import Page
 from mless.results import wording
 from mless.results.answers import StoredTuning
 from mless.values import FigureSpec
@@ -32,9 +33,6 @@ def opened_columns(table: str) -> list[str]:
 
 def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     """The sensitivity picture and the parameters as a table; the test items get a page of their own in their folder."""
-    from mless.report import publish
-
-    publish(folder / "test", fresh=True)
     written = draw(FigureSpec("sensitivity", "sensitivity"), [folder], formats=formats)
     return written + write_tables("table9", [folder], folder / "figures")
 
@@ -63,3 +61,6 @@ def page(folder: Path) -> tuple[StoredTuning, str, dict[str, Any]]:
         "transfer": opened.told["transfer"],
     }
     return opened, "tuning.html", parts
+
+
+PAGE = Page(summary, draw_standard, page, inside=("test",))

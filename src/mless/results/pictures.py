@@ -49,27 +49,33 @@ class FigureKind:
         return found_at(self.draws) if isinstance(self.draws, str) else self.draws
 
 
-_CURVES = {"shows": "attention", "takes": ("--layers", "--heads", "--item"), "one_layer": True}
-_OF_LAYER = {"takes": ("--layers",), "one_layer": True}
+def _curves(draws: str, *, compares: bool = False) -> FigureKind:
+    takes = ("--layers", "--heads", "--item")
+    return FigureKind(draws, "attention", takes, one_layer=True, compares=compares)
+
+
+def _of_layer(draws: str, shows: Shows = "other", *, overview: bool = False, counts_arm: bool = False) -> FigureKind:
+    return FigureKind(draws, shows, ("--layers",), one_layer=True, overview=overview, counts_arm=counts_arm)
+
 
 FIGURES: Registry[FigureKind] = Registry(
     "figures",
     "kind of figure",
     {
-        "heads": FigureKind("mless.figures.attention:draw_panels", **_CURVES),
-        "layers": FigureKind("mless.figures.attention:draw_panels", **_CURVES),
-        "conditions": FigureKind("mless.figures.composed:draw_conditions", **_CURVES),
-        "versus": FigureKind("mless.figures.attention:draw_panels", compares=True, **_CURVES),
+        "heads": _curves("mless.figures.attention:draw_panels"),
+        "layers": _curves("mless.figures.attention:draw_panels"),
+        "conditions": _curves("mless.figures.composed:draw_conditions"),
+        "versus": _curves("mless.figures.attention:draw_panels", compares=True),
         "map": FigureKind("mless.figures.overview:map_of", "attention", overview=True, compares=True),
         "retained": FigureKind("mless.figures.overview:retained_of", "attention", overview=True, compares=True),
-        "mass": FigureKind("mless.figures.overview:mass_of", "attention", overview=True, **_OF_LAYER),
+        "mass": _of_layer("mless.figures.overview:mass_of", "attention", overview=True),
         "bars": FigureKind("mless.figures.accuracy:bars_of", "answers"),
         "sweep": FigureKind("mless.figures.sampled:sweep_of", "answers"),
         "diversity": FigureKind("mless.figures.sampled:diversity_of", "answers"),
         "table": FigureKind("mless.figures.tables:write_drawing", "answers", table=True),
-        "displacement": FigureKind("mless.figures.affine:displacement_of", **_OF_LAYER),
-        "activations": FigureKind("mless.figures.activations:activations_of", counts_arm=True, **_OF_LAYER),
-        "classes": FigureKind("mless.figures.activations:classes_of", counts_arm=True, **_OF_LAYER),
+        "displacement": _of_layer("mless.figures.affine:displacement_of"),
+        "activations": _of_layer("mless.figures.activations:activations_of", counts_arm=True),
+        "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
     },
     wants="an mless.results.pictures.FigureKind",

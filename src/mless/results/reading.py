@@ -45,14 +45,19 @@ def read_about(path: Path) -> dict[str, Any]:
     return about
 
 
+def measured_in(about: Mapping[str, Any]) -> str:
+    """What a stored study measured; folders of older versions say it by their fields."""
+    if about.get("measures"):
+        return str(about["measures"])
+    return "accuracy" if (about.get("study") or {}).get("accuracy") else "attention"
+
+
 def holds_answers(path: Path) -> bool:
     """Whether the folder's study measured answers and not attention; what is no result folder is refused."""
     about = read_about(path)
-    if about.get("measures") == "tune":
-        return False  # its inner folders do
-    study: Any = about.get("study")
-    asked = isinstance(study, dict) and cast("dict[str, Any]", study).get("accuracy") is not None
-    return asked or (path / "accuracy.parquet").exists()
+    measured = measured_in(about)
+    # Folders that were not written by mless may say nothing but hold the table.
+    return measured == "accuracy" or (measured == "attention" and (path / "accuracy.parquet").exists())
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,9 @@ class Measurement:
     runs_model: ClassVar[bool] = True
     #: Fields of the study that say how stored numbers are judged, not what they are: they may be changed without a model.
     judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
+    #: Names of figure kinds that every folder of this measurement gets, and the tables that its summary holds.
+    figures: ClassVar[tuple[str, ...]] = ()
+    summed_up: ClassVar[tuple[str, ...]] = ()
     #: What the progress says.
     doing: ClassVar[str] = "measuring"
     finishing: ClassVar[str] = "merging tables and testing"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 #: Settings of [accuracy] that say how stored answers are judged, or how they are fetched, but not what they are.
-ANALYSIS = ("k", "rules", "margin", "dev_share", "cluster_field")
+ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: What leads to the items; the items themselves are compared.
 _SELECTING = ("data", "question_field", "answer_field", "limit", "only")

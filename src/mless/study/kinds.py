@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mless.registry import Registry
 from mless.results.folder import ResultFolder
+from mless.results.reading import measured_in
 
 if TYPE_CHECKING:
     from mless.study.bench import Measurement
@@ -34,13 +35,6 @@ def measurement_of(spec: StudySpec) -> Measurement:
 def readouts_of(measurement: Measurement | type[Measurement]) -> Mapping[str, type[Measurement]]:
     """The measurements that one needs, to be handed in."""
     return {name: MEASUREMENTS.get(name) for name in measurement.needs}
-
-
-def measured_in(about: Mapping[str, Any]) -> str:
-    """What a stored study measured; folders of older versions say it by their fields."""
-    if about.get("measures"):
-        return str(about["measures"])
-    return "accuracy" if (about.get("study") or {}).get("accuracy") else "attention"
 
 
 def verdict_lines(path: Path) -> list[str]:

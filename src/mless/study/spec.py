@@ -16,9 +16,10 @@ from pydantic import (
 )
 
 from mless import tasks
-from mless.engines import Decoding, EngineKind, engines
+from mless.engines import Decoding, engines
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
+from mless.registry import Registry
 from mless.results.pictures import FIGURES
 from mless.stats import Margins
 from mless.values import (
@@ -62,6 +63,14 @@ def _split_shares(value: Any) -> Any:
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 Shares = Annotated[list[float], BeforeValidator(_split_shares)]
+
+
+def _known(table: Registry[Any], name: str) -> None:
+    """Refuse a name that a table does not have, as pydantic wants it."""
+    try:
+        table.check(name)
+    except BadStudy as fault:
+        raise ValueError(str(fault)) from None
 
 
 class ArmTable(BaseModel):
@@ -180,10 +189,7 @@ class FigureTable(BaseModel):
 
     @model_validator(mode="after")
     def _is_known(self) -> FigureTable:
-        try:
-            FIGURES.check(self.kind)
-        except BadStudy as fault:
-            raise ValueError(str(fault)) from None
+        _known(FIGURES, self.kind)
         return self
 
 
@@ -192,13 +198,6 @@ class MarginTable(BaseModel):
     drop: float = Margins().drop
     rise: float = Margins().rise
     same: tuple[float, float] = Margins().same
-
-
-def _engine_kind(name: str) -> EngineKind:
-    try:
-        return engines.get(name)
-    except BadStudy as fault:
-        raise ValueError(str(fault)) from None
 
 
 class AccuracyTable(BaseModel):
@@ -219,6 +218,7 @@ class AccuracyTable(BaseModel):
     stop: list[str] = []
     k: Annotated[list[int], BeforeValidator(_split_numbers)] = [1]  # pass@k and maj@k
     rules: Names | None = None  # answer extraction, first to last; the task's own where not given
+    grader: str = tasks.DEFAULT_GRADER  # what judges an answer against its reference
     cluster_field: str | None = None  # items with the same value are related and count as one unit
     margin: float = Field(default=0.02, gt=0, lt=1)  # a change smaller than this would not matter (equivalence test)
     dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
@@ -239,12 +239,12 @@ class AccuracyTable(BaseModel):
             raise ValueError(
                 f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
             )
-        if missing := _engine_kind(self.engine).missing(self):
+        _known(engines, self.engine)
+        if missing := engines.get(self.engine).missing(self):
             raise ValueError(missing)
-        if self.rules is not None:
-            for rule in self.rules:
-                if rule not in tasks.RULES:
-                    raise ValueError(f"no extraction rule {rule!r}; there are: {', '.join(tasks.RULES)}")
+        for table, names in ((tasks.RULES, self.rules or ()), (tasks.graders, (self.grader,))):
+            for name in names:
+                _known(table, name)
         return self
 
     def decoding(self, temperature: float | None = None) -> Decoding:

@@ -19,7 +19,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from mless.results.schemas import ACCURACY, ANSWERS, REPLIES
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
@@ -30,6 +29,7 @@ from mless.engines.hf import HfEngine
 from mless.engines.scripted import ScriptedEngine
 from mless.errors import BadData, BadFolder, BadPrompt, BadStudy, EngineFault
 from mless.results.folder import FORMAT, ResultFolder
+from mless.results.schemas import ACCURACY, ANSWERS, REPLIES
 from mless.study import Outcome, load_study, run_study
 from mless.study.accuracy import judging
 from mless.study.accuracy import measure as answering

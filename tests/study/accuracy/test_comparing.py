@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mless.results.answers import accuracy_rows, best_on_dev
-from mless.results.schemas import ACCURACY, ANSWERS
 
 from judged_answers import answers_of, asked_for, of, pair, row_of, rows_of, table_of, write_folder
 from mless import stats
 from mless.errors import BadData, BadFolder, BadStudy
+from mless.results.answers import accuracy_rows, best_on_dev
 from mless.results.folder import ResultFolder
+from mless.results.schemas import ACCURACY, ANSWERS
 from mless.study.accuracy import comparing
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.accuracy.words import accuracy_lines, form_words, population_lines

@@ -12,13 +12,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from mless.results.schemas import TOKEN_CLASSES, TOKENS
 from scipy import stats as scipy_stats
 
 import mless
 from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.report import publish, summary
+from mless.results.schemas import TOKEN_CLASSES, TOKENS
 from mless.stats import METRICS
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.activations.classes import token_classes, token_texts

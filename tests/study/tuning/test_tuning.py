@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from mless.results.schemas import ACCURACY, REPLIES, TUNING
 
 from judged_answers import answers_of
 from mless import cli, stats
@@ -23,6 +22,7 @@ from mless.engines.base import Request
 from mless.engines.scripted import ScriptedEngine
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.results.folder import ResultFolder
+from mless.results.schemas import ACCURACY, REPLIES, TUNING
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.accuracy.judging import judged
 from mless.study.direct import tune_on_noise

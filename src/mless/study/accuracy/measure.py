@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mless import tasks
 from mless.engines import Opening, engines
 from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
@@ -80,6 +81,8 @@ class AccuracyMeasurement(Measurement):
 
     def analysis(self, items: Sequence[Item]) -> str:
         by = {key: getattr(self.settings, key) for key in ANALYSIS}
+        if self.settings.grader == tasks.DEFAULT_GRADER:
+            del by["grader"]  # as before there were others, so that older folders are known as judged
         return digest([by, [item.cluster for item in items], JUDGING, self.spec.primary])
 
     def stored_analysis(self, about: Mapping[str, Any]) -> str:
@@ -233,7 +236,7 @@ class AccuracyMeasurement(Measurement):
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        return {"engine": self._told.get("engine", ""), "grading": "math-verify, guarded"}
+        return {"engine": self._told.get("engine", ""), "grading": self.settings.grader}
 
     def about(self, bench: Bench) -> dict[str, Any]:
         engine = self._told

@@ -1,0 +1,66 @@
+"""The one table of pages: what is said, drawn and summed up of a folder, by what its study measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mless.figures import draw
+from mless.registry import Registry
+from mless.results.folder import ResultFolder
+from mless.results.reading import StoredStudy, measured_in, read_about
+from mless.values import FigureSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`summary` is for other programs, `draw_standard` makes the pictures that every folder of the kind gets, `parts` gives the opened folder,
+    the template, and what the template needs beyond what every page has. `inside` are inner folders with a page of their own."""
+
+    summary: Callable[[Path], dict[str, Any]]
+    draw_standard: Callable[[Path, Sequence[str]], list[Path]]
+    parts: Callable[[Path], tuple[StoredStudy, str, dict[str, Any]]]
+    inside: tuple[str, ...] = ()
+
+
+PAGES: Registry[Page] = Registry(
+    "pages",
+    "page",
+    {
+        "attention": "mless.report.attention:PAGE",
+        "activations": "mless.report.activations:PAGE",
+        "affine": "mless.report.affine:PAGE",
+        "accuracy": "mless.report.answers:PAGE",
+        "tune": "mless.report.tuning:PAGE",
+    },
+    wants="an mless.report.kinds.Page",
+    fits=lambda one: isinstance(one, Page),
+)
+
+
+def page_of(folder: Path) -> Page:
+    """The page of a folder; a measurement that brings none gets the verdict, its tables as they are, and its own figures."""
+    measured = measured_in(read_about(folder))
+    return PAGES.get(measured) if measured in PAGES else _plain_page(measured)
+
+
+def _plain_page(measured: str) -> Page:
+    from mless.study.kinds import MEASUREMENTS
+
+    kind = MEASUREMENTS.get(measured)
+
+    def summary(folder: Path) -> dict[str, Any]:
+        return {table: ResultFolder(folder).read_table(table).to_pylist() for table in kind.summed_up}
+
+    def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
+        shown = tuple(StoredStudy(folder, read_about(folder)).conditions)
+        return [
+            file for name in kind.figures for file in draw(FigureSpec(name, name, (), shown), [folder], formats=formats)
+        ]
+
+    def parts(folder: Path) -> tuple[StoredStudy, str, dict[str, Any]]:
+        return StoredStudy(folder, read_about(folder)), "page.html", {}
+
+    return Page(summary, draw_standard, parts)
