@@ -97,7 +97,7 @@ def test_the_picture_frames_the_choice_marks_what_is_sure_and_says_the_baseline(
     assert any("55.0 % of 40 dev items" in panel.get_ylabel() for panel in panels)
     assert "6 settings" in picture.description
     assert (
-        "on the 60 test items Δ +5.0 points [−4.0, +14.0], p = 0.310 (one comparison): undecided" in picture.description
+        "on the 60 test items Δ +5.0 points [−4.0, +14.0], p = 0.31 (one comparison): undecided" in picture.description
     )
 
 
@@ -118,7 +118,7 @@ def test_table9_puts_the_chosen_below_the_published(tmp_path: Path):
     ]  # fmt: skip
     assert len(rows) == len(ARM_PRESETS) + 2
     assert rows[2][3:9] == ["0.05", "–", "0.02", "0.25", "90", "1"]
-    assert rows[2][9:] == ["4", "40", "−1.0", "60", "+5.0 [−4.0, +14.0]", "0.310", "undecided"]
+    assert rows[2][9:] == ["4", "40", "−1.0", "60", "+5.0 [−4.0, +14.0]", "0.31", "undecided"]
     assert rows[-1][3:6] == ["–", "0.1", "–"]  # a fraction has no bounds
     written = write_tables("table9", [here, other], tmp_path / "out")
     assert [path.name for path in written] == ["table9.md", "table9.csv", "table9.tex"]

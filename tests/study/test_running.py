@@ -17,6 +17,7 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
 import mless
+from interrupted import put_units_back, take_apart
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.results.folder import FORMAT, ResultFolder
@@ -342,15 +343,18 @@ def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, m
     monkeypatch.setattr("mless.kernels.implementation", lambda *args, **named: "another")
     run_study(load_study("quick", SMALL), half)
     assert kernels(half) == ["another", "joint"]
-    # Made anew from stored units, nothing is computed and nothing forgotten.
+    # Made anew from stored tables or from stored units, nothing is computed and nothing forgotten.
     (half / "retained.parquet").unlink()
+    assert run_study(load_study("quick", SMALL), half).computed == 0
+    assert kernels(half) == ["another", "joint"]
+    take_apart(half)
     assert run_study(load_study("quick", SMALL), half).computed == 0
     assert kernels(half) == ["another", "joint"]
 
 
 def test_progress_is_told(folder: Path, heard: Heard) -> None:
     assert folder.exists()
-    assert "prompts: raw" in heard.lines
+    assert any(line.startswith("prompts: raw; system text: '") for line in heard.lines)
     assert "loading SmolLM2-135M-Instruct, layers 1–2 of 30" in heard.lines
     assert heard.steps == [(n, 12) for n in range(1, 13)]
 
@@ -375,28 +379,151 @@ def test_a_second_run_computes_nothing(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_only_missing_units_are_computed_again(folder: Path, tmp_path: Path) -> None:
+def test_only_missing_units_are_computed_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    before = tables_of(copy)
-    store = ResultFolder(copy)
+    store = take_apart(copy)
     store.unit_path("attention", "mless-00002").unlink()
     store.unit_path("dilution", "random-00004").unlink()
-    (copy / "attention.parquet").unlink()
-    kept = store.unit_path("attention", "mless-00001").stat().st_mtime_ns
+    written: list[str] = []
+    write = ResultFolder.write_unit
+
+    def noted(self: ResultFolder, tables: Any, key: str) -> None:
+        written.append(key)
+        write(self, tables, key)
+
+    monkeypatch.setattr(ResultFolder, "write_unit", noted)
     heard = Heard()
     assert run_study(load_study("quick", SMALL), copy, heard).computed == 2
-    assert tables_of(copy) == before
-    assert store.unit_path("attention", "mless-00001").stat().st_mtime_ns == kept
+    assert heard.steps == [(11, 12), (12, 12)]
+    assert written == ["mless-00002", "random-00004"]
+    assert tables_of(copy) == tables_of(folder)
 
 
-def test_a_missing_table_is_made_from_the_units(tiny: Path, tmp_path: Path) -> None:
+def test_units_are_removed_once_the_tables_hold_them(folder: Path, tmp_path: Path) -> None:
+    assert not (folder / "units").exists()
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    put_units_back(copy)  # as a run leaves them that is killed after its last word
+    assert run_study(load_study("quick", SMALL), copy) == Outcome(copy, 0, 12, fresh=False)
+    assert not (copy / "units").exists()
+    assert tables_of(copy) == tables_of(folder)
+
+
+def test_a_missing_table_is_made_again(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the tables that it follows from, without a model; one that holds what was measured is measured again."""
     run_tiny(tiny, tmp_path / "r")
     before = tables_of(tmp_path / "r")
     for name in TABLES:
         (tmp_path / "r" / f"{name}.parquet").unlink()
-        assert run_tiny(tiny, tmp_path / "r").computed == 0
+        with monkeypatch.context() as scope:
+            if name in ("retained", "shares"):
+                scope.setattr("mless.models.load", unwanted)
+            outcome = run_tiny(tiny, tmp_path / "r")
+        assert outcome == Outcome(tmp_path / "r", 0 if name in ("retained", "shares") else 6, 6)
         assert tables_of(tmp_path / "r") == before
+
+
+def unwanted(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("nothing was to be loaded here")
+
+
+# ---- judged anew ---------------------------------------------------------------------------------------------------------
+
+#: Margins that no interval of the tiny model fits as it fits the usual ones.
+NARROW: dict[str, Any] = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margins.same": [0.99999, 1.00001]}
+
+
+@pytest.mark.parametrize("changes", [NARROW, {"flips": 200_000}, NARROW | {"flips": 200_000}])
+def test_other_margins_and_flips_need_no_model(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    run_tiny(tiny, tmp_path / "r")
+    old = tables_of(tmp_path / "r")
+    run_tiny(tiny, tmp_path / "fresh", **changes)
+    monkeypatch.setattr("mless.models.load", unwanted)
+    assert run_tiny(tiny, tmp_path / "r", **changes) == Outcome(tmp_path / "r", 0, 6)
+    assert tables_of(tmp_path / "r") == tables_of(tmp_path / "fresh")
+    assert (tables_of(tmp_path / "r") != old) is ("margins.drop" in changes)  # few items are tested exactly
+    assert about_of(tmp_path / "r") == about_of(tmp_path / "fresh")
+    assert run_tiny(tiny, tmp_path / "r", **changes) == Outcome(tmp_path / "r", 0, 6, fresh=False)
+    assert run_tiny(tiny, tmp_path / "r").fresh  # and back
+    assert tables_of(tmp_path / "r") == old
+
+
+def about_of(folder: Path) -> dict[str, Any]:
+    """What study.json says, but for what differs between any two runs."""
+    about = json.loads((folder / "study.json").read_text())
+    del about["timings"]
+    about["command"].remove(str(folder))
+    return about
+
+
+def test_an_interrupted_run_ends_by_the_margins_it_goes_on_with(tiny: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "fresh", **NARROW)
+    run_tiny(tiny, tmp_path / "r")
+    take_apart(tmp_path / "r").unit_path("attention", "mless-00002").unlink()
+    assert run_tiny(tiny, tmp_path / "r", **NARROW).computed == 1
+    assert tables_of(tmp_path / "r") == tables_of(tmp_path / "fresh")
+    assert about_of(tmp_path / "r") == about_of(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("moment", ["retained", "shares", "study.json"])
+@pytest.mark.parametrize("asked", [{}, NARROW], ids=["as before", "as asked"])
+def test_a_run_killed_while_it_judges_again_loses_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, asked: dict[str, Any]
+) -> None:
+    """Killed before it writes one of the two tables or its last word; the next run wants the old margins, or the new ones."""
+    out = tmp_path / "r"
+    run_tiny(tiny, out)
+    run_tiny(tiny, tmp_path / "fresh", **asked)
+    monkeypatch.setattr("mless.models.load", unwanted)
+    write_table, write_manifest = ResultFolder.write_table, ResultFolder.write_manifest
+
+    def table(self: ResultFolder, name: str, content: Any) -> None:
+        if name == moment:
+            raise KeyboardInterrupt
+        write_table(self, name, content)
+
+    def manifest(self: ResultFolder, content: Any) -> None:
+        if moment == "study.json" and content["study"]["margins"]["drop"] == NARROW["margins.drop"]:
+            raise KeyboardInterrupt
+        write_manifest(self, content)
+
+    with monkeypatch.context() as scope:
+        scope.setattr(ResultFolder, "write_table", table)
+        scope.setattr(ResultFolder, "write_manifest", manifest)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(tiny, out, **NARROW)
+    assert json.loads((out / "study.json").read_text())["complete"] is True
+    assert run_tiny(tiny, out, **asked) == Outcome(out, 0, 6)
+    assert tables_of(out) == tables_of(tmp_path / "fresh")
+    assert about_of(out) == about_of(tmp_path / "fresh")
+
+
+def test_a_folder_of_before_is_judged_anew_too(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its study.json has margins among what must agree, and no digest of how it was judged."""
+    out = tmp_path / "r"
+    run_tiny(tiny, out)
+    run_tiny(tiny, tmp_path / "fresh", **NARROW)
+    put_units_back(out)
+    about = json.loads((out / "study.json").read_text())
+    del about["analysis"]
+    about["identity"] |= {name: digest(about["study"][name]) for name in ("margins", "flips")}
+    (out / "study.json").write_text(json.dumps(about))
+    monkeypatch.setattr("mless.models.load", unwanted)
+    assert run_tiny(tiny, out) == Outcome(out, 0, 6, fresh=False)
+    assert run_tiny(tiny, out, **NARROW) == Outcome(out, 0, 6)
+    assert tables_of(out) == tables_of(tmp_path / "fresh")
+
+
+def test_margins_that_make_no_sense_are_refused_before_anything_is_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mless.models.load", unwanted)
+    with pytest.raises(BadStudy, match="margin drop must lie above 0 and not above 1"):
+        run_tiny(tiny, tmp_path / "r", **{"margins.drop": 1.5})
+    assert not (tmp_path / "r").exists()
 
 
 def test_what_a_run_killed_at_its_start_leaves_is_taken_over(tiny: Path, tmp_path: Path) -> None:
@@ -415,7 +542,6 @@ def test_what_a_run_killed_at_its_start_leaves_is_taken_over(tiny: Path, tmp_pat
         ({"seed": 1}, "seed"),
         ({"limit": 2}, "data"),
         ({"layers": "1", "heads": "2"}, "heads, layers"),
-        ({"margins.drop": 0.9}, "margins"),
     ],
 )
 def test_another_study_in_the_same_folder_is_refused(
@@ -523,8 +649,10 @@ def test_positions_alone_are_a_condition(tiny: Path, tmp_path: Path) -> None:
 
 def as_of_format_1(folder: Path, placement: str | None = None) -> None:
     """A finished folder as an older mless has left it."""
+    put_units_back(folder)
     about = json.loads((folder / "study.json").read_text())
     about["format"] = 1
+    del about["analysis"]  # which studies of attention did not have
     if placement is not None:
         about["study"]["placement"] = placement
         about["conditions"]["mless"]["placement"] = placement
@@ -626,10 +754,10 @@ def test_units_made_under_other_circumstances_are_not_mixed_in(folder: Path, tmp
     """A template may write today's date, and `auto` is another dtype on another machine: same study by name, other numbers."""
     copy = tmp_path / "interrupted"
     shutil.copytree(folder, copy)
+    take_apart(copy)
     about = json.loads((copy / "study.json").read_text())
     about["identity"][what] = "something else"
-    (copy / "study.json").write_text(json.dumps(about | {"complete": False}))
-    (copy / "retained.parquet").unlink()
+    (copy / "study.json").write_text(json.dumps(about))
     before = sorted(path.name for path in copy.rglob("*"))
     with pytest.raises(BadFolder, match=rf"it differs in {what}; choose another --out"):
         run_study(load_study("quick", SMALL), copy)
@@ -666,13 +794,13 @@ def test_a_template_that_leaves_the_bos_out_is_found_out(embedded: LoadedModel, 
     import dataclasses
 
     from mless.errors import TokenizerFault
-    from mless.study.running import check_prompts
+    from mless.study.subject import check_prompt
 
     rows = mless.prompts(embedded, ["How much is two and two?"], "none", prompt="raw")
-    check_prompts(embedded, {"none": rows})
+    check_prompt(embedded, rows[0])
     needy = dataclasses.replace(embedded, bos=rows[0].token_ids[0] + 1)
     with pytest.raises(TokenizerFault, match=r"does not begin with the BOS token.*--prompt raw"):
-        check_prompts(needy, {"none": rows})
+        check_prompt(needy, rows[0])
 
 
 def test_attention_under_arm_is_a_condition_too(tiny: Path, tmp_path: Path) -> None:

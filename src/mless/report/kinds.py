@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mless.figures import draw
 from mless.registry import Registry
 from mless.results.folder import ResultFolder
-from mless.results.reading import StoredStudy, measured_in, read_about
 from mless.values import FigureSpec
+
+if TYPE_CHECKING:
+    from mless.results.reading import StoredStudy
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,15 @@ PAGES: Registry[Page] = Registry(
 
 def page_of(folder: Path) -> Page:
     """The page of a folder; a measurement that brings none gets the verdict, its tables as they are, and its own figures."""
+    # pyarrow loads here and not at the top: `import mless.report` must stay cheap.
+    from mless.results.reading import measured_in, read_about
+
     measured = measured_in(read_about(folder))
     return PAGES.get(measured) if measured in PAGES else _plain_page(measured)
 
 
 def _plain_page(measured: str) -> Page:
+    from mless.results.reading import StoredStudy, read_about
     from mless.study.kinds import MEASUREMENTS
 
     kind = MEASUREMENTS.get(measured)

@@ -21,12 +21,17 @@ from mless.study.showing import check_figure
 from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
 from mless.values import Condition, Item, parse_numbers
 
+#: In place of the digest of how tables were judged, while they are written.
+_UNFINISHED = "unfinished"
+
 
 def run(measurement: Measurement, job: Job) -> Outcome:
     """Run what is missing of the study into its folder, and make its tables."""
     spec, progress = job.spec, job.progress
     conditions = conditions_of(spec)
     _check_conditions(measurement, conditions, job)
+    if "margins" in measurement.judged_by:
+        spec.margins_of()
     task, items = spec.load_items()
     measurement.check(conditions, items)
     subject = Subject.open(spec, progress, weights=measurement.needs_weights(), trust_remote_code=job.trust_remote_code)
@@ -204,6 +209,7 @@ class _Writer:
         folder, measurement = self._bench.folder, self._measurement
         fresh = stored is None
         while True:
+            started = False
             missing = [unit for unit in units if not folder.has_unit(measurement.unit_tables, unit.key)]
             if not missing and stored is not None:
                 measurement.resume(self._bench, stored)
@@ -213,14 +219,15 @@ class _Writer:
                 return 0
             try:
                 self._start(units, missing, stored)
+                started = True
                 return self._measure_all(units, missing)
             except StartAgain:
                 # Units of two kinds must not share a table. The folder itself stays: it is held by its lock.
                 folder.drop_units()
                 stored = None
-            except BadAttention:
-                # What would mend it (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
-                if fresh:
+            except BaseException as fault:
+                # What would mend bad attention (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
+                if fresh and (not started or isinstance(fault, BadAttention)):
                     folder.discard()
                 raise
             finally:
@@ -228,14 +235,9 @@ class _Writer:
 
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
         """Prove the instrument, and say in the folder what it is that is being computed."""
-        try:
-            self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
-            if stored is not None:
-                check_same(self._bench.folder, stored, self._identity)
-        except BaseException:
-            if stored is None:
-                self._bench.folder.discard()
-            raise
+        self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
+        if stored is not None:
+            check_same(self._bench.folder, stored, self._identity)
         self._progress.checked()
         self._about["identity"] = self._identity
         before: Mapping[str, Any] = (stored or {}).get("implementations", {})
@@ -305,7 +307,8 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
         began = time.monotonic()
         with folder.writing():
             bench.prompts = read_prompts(folder) if measurement.pairs_tokens else None
-            # The tables come first: a run killed in between finds the older digest, and judges again.
+            # Till all tables are there they are nobody's: whoever comes after a kill judges again, whatever by.
+            folder.write_manifest(stored | {"analysis": _UNFINISHED})
             measurement.judge_again(bench)
             timings = stored.get("timings", {}) | {"finish_s": round(time.monotonic() - began, 2), "units_computed": 0}
             command = rerun_command(bench.spec, folder.path, job.trust_remote_code)

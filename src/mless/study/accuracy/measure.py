@@ -42,6 +42,7 @@ class AccuracyMeasurement(Measurement):
     sources = ("answers",)
     pairs_tokens = False
     runs_model = False
+    judged_by = ()  # no fields of the study's own, but of [accuracy]: see `analysis`
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
@@ -125,6 +126,14 @@ class AccuracyMeasurement(Measurement):
                 self._first_primary = stored.get(FIRST_PRIMARY)  # folders made before there was a primary had none
             # The number of slots is part of the numbers, so a run goes on with what it began with.
             self._slots = (stored.get("engine") or {}).get("slots") or self._slots
+        try:
+            return self._start_engine(bench)
+        except OutOfMemory as fault:
+            self._slots = self._halved(fault, bench.progress)
+            raise StartAgain from fault
+
+    def _start_engine(self, bench: Bench) -> dict[str, str]:
+        """Open it and prove its promise; what is returned is part of the numbers."""
         engine = self._engine = self._open(bench).__enter__()
         self._told = engine.about()
         check = getattr(engine, "self_check", None)
