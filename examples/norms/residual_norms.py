@@ -1,6 +1,6 @@
 """A measurement of one's own: how long the residual stream's vectors are, layer by layer, with each condition and without.
 
-    MLESS_PLUGINS=residual_norms PYTHONPATH=examples/norms mless run examples/norms/norms.toml
+MLESS_PLUGINS=residual_norms PYTHONPATH=examples/norms mless run examples/norms/norms.toml
 """
 
 from __future__ import annotations

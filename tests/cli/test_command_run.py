@@ -159,7 +159,10 @@ def test_a_run_and_its_second(command: Command, tiny: Path, tmp_path: Path) -> N
     assert "(6 of 6 units computed)" in first.out
     assert "• mless (5 × ' /', before-question): layer 1 " in first.out
     assert f"report: {tmp_path / 'out' / 'report.html'}" in first.out
-    assert first.err.splitlines()[:2] == ["loading tiny, layers 1–2 of 2", f"prompts: raw; system text: {SYSTEM_TEXT!r}"]
+    assert first.err.splitlines()[:2] == [
+        "loading tiny, layers 1–2 of 2",
+        f"prompts: raw; system text: {SYSTEM_TEXT!r}",
+    ]
     made = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert {"retained.png", "retained.svg", "map.png", "mass.svg"} <= made
     second = command(*words)

@@ -517,6 +517,19 @@ def test_a_folder_of_before_is_judged_anew_too(tiny: Path, tmp_path: Path, monke
     assert tables_of(out) == tables_of(tmp_path / "fresh")
 
 
+def test_without_out_a_run_finds_the_numbers_it_can_judge_anew(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = {"model": str(tiny), "limit": 1, "length": 5, "conditions": "none,mless", "prompt": "raw"}
+    first = run_study(load_study("quick", chosen))
+    assert run_study(load_study("quick", chosen | NARROW)) == Outcome(first.folder, 0, 2)
+    # The sign-flip test of an affine study is made of its units, so there another number of flips is another study.
+    first = run_study(load_study("affine", chosen))
+    assert run_study(load_study("affine", chosen | NARROW)) == Outcome(first.folder, 0, 2)
+    assert run_study(load_study("affine", chosen | {"flips": 200_000})).folder != first.folder
+
+
 def test_margins_that_make_no_sense_are_refused_before_anything_is_loaded(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,12 +32,13 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
 
 
-def default_folder(spec: StudySpec, label: str) -> Path:
+def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -> Path:
     """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own.
 
-    Fields that change nothing stored do not: a run asked for with another margin, or another primary condition, finds its answers again.
+    Fields that change nothing stored do not, such as those that it is `judged_by`: a run asked for with another margin, or another primary
+    condition, finds its numbers or answers again.
     """
-    left_out = ("model", "figure", "title", "primary", "margins", "flips")
+    left_out = ("model", "figure", "title", "primary", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
     if accuracy := changed.pop("accuracy", None):
         written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]

@@ -45,7 +45,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     weights = subject.fingerprint(layers or [1], head=not measurement.runs_model)
     identity = measurement.identity(identity_of(spec, subject.described, weights, items), items)
     analysis = measurement.analysis(items)
-    folder = ResultFolder(job.out if job.out is not None else default_folder(spec, subject.label))
+    folder = ResultFolder(job.out or default_folder(spec, subject.label, measurement.judged_by))
     bench = Bench(
         spec, folder, items, conditions, None, layers, heads, {"model": subject.label, "task": task}, progress, subject
     )

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from engines.faulty_proxy import Answer, Asked, FaultyServer, completion, loopback_fixture  # noqa: F401
+from interrupted import put_units_back, take_apart
 from mless import tasks, verdict_lines
 from mless.engines.base import Decoding, OutOfMemory, Reply, Request
 from mless.engines.hf import HfEngine
@@ -32,8 +33,8 @@ from mless.results.folder import FORMAT, ResultFolder
 from mless.results.schemas import ACCURACY, ANSWERS, REPLIES
 from mless.study import Outcome, load_study, run_study
 from mless.study.accuracy import judging
-from mless.study.accuracy import measure as answering
 from mless.study.accuracy.judging import judged, reference_of
+from mless.study.accuracy.measure import AccuracyMeasurement
 from mless.study.conditions import conditions_of
 from mless.study.identity import default_folder
 from mless.study.spec import AccuracyTable
@@ -55,7 +56,7 @@ class Heard:
         self.lines.append(line)
 
     def step(self, what: str, done: int, total: int) -> None:
-        if what == "answers":
+        if what.startswith("answers, "):
             self.steps.append((done, total))
             self._then()
 
@@ -250,7 +251,7 @@ def test_progress_is_told(whole: Path, heard: Heard) -> None:
     assert whole.exists()
     assert heard.steps == [(n, 18) for n in range(1, 19)]
     assert "loading tiny, with its language-model head" in heard.lines
-    assert any(line.startswith("prompts: chat; system text: 'You are a calculator.") for line in heard.lines)
+    assert any(line.startswith("prompts: chat (auto); system text: 'You are a calculator.") for line in heard.lines)
     assert [line for line in heard.lines if line.startswith("row-stable: same bits alone and together")]
 
 
@@ -264,6 +265,7 @@ def test_a_second_run_computes_nothing(tiny: Path, whole: Path, monkeypatch: pyt
 def test_an_older_folder_with_the_same_prompts_is_taken_over(tiny: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "older"
     shutil.copytree(whole, out)
+    put_units_back(out)
     about = json.loads((out / "study.json").read_text())
     (out / "study.json").write_text(json.dumps(about | {"format": 1}))
     assert run_tiny(tiny, out) == Outcome(out, 0, 18)
@@ -274,6 +276,7 @@ def test_an_older_folder_with_the_same_prompts_is_taken_over(tiny: Path, whole: 
 def test_an_older_folder_with_other_prompts_is_refused(tiny: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "older"
     shutil.copytree(whole, out)
+    put_units_back(out)
     about = json.loads((out / "study.json").read_text())
     about["identity"]["prompts as rendered"] = "as they were written then"
     (out / "study.json").write_text(json.dumps(about | {"format": 1}))
@@ -288,22 +291,32 @@ def unwanted(*args: Any, **kwargs: Any) -> Any:
 def test_only_what_is_missing_is_drawn_again(tiny: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "copy"
     shutil.copytree(whole, out)
-    folder = ResultFolder(out)
+    folder = take_apart(out)
     folder.unit_path("replies", "mless-00003").unlink()
     folder.unit_path("replies", "none-again-00001").unlink()
-    (out / "answers.parquet").unlink()
     told = Heard()
     assert run_tiny(tiny, out, told) == Outcome(out, 2, 18)
     assert told.steps == [(17, 18), (18, 18)]
     assert tables_of(out) == tables_of(whole)
 
 
-def test_a_missing_table_is_made_from_the_units(tiny: Path, whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("units_there", [False, True])
+def test_a_missing_table_is_made_again(
+    tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units_there: bool
+) -> None:
+    """From the stored answers, or from the units of a run that ended before its tables."""
+    assert not (whole / "units").exists()
     out = tmp_path / "copy"
     shutil.copytree(whole, out)
-    (out / "accuracy.parquet").unlink()
+    if units_there:
+        take_apart(out)
+    else:
+        (out / "accuracy.parquet").unlink()
+        monkeypatch.setattr("mless.models.load", unwanted)
+    monkeypatch.setattr(HfEngine, "generate", unwanted)
     assert run_tiny(tiny, out) == Outcome(out, 0, 18)
     assert tables_of(out) == tables_of(whole)
+    assert not (out / "units").exists()
     assert (
         manifest(out)["identity"] == manifest(whole)["identity"]
     )  # with what only the engine knows: slots, dtype, device
@@ -345,7 +358,12 @@ def start() -> Callable[..., Any]:
     """Starts real processes; forked off one that has imported everything and computed nothing, because importing takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["mless.study.answering", "mless.engines.hf", "transformers.models.llama.modeling_llama", "test_answering"]
+        [
+            "mless.study.accuracy.measure",
+            "mless.engines.hf",
+            "transformers.models.llama.modeling_llama",
+            "test_answering",
+        ]
     )
 
     def started(model: Path, out: Path, moment: str = "never") -> Any:
@@ -397,14 +415,9 @@ def test_killed_at_random_moments(tiny: Path, many: Path, tmp_path: Path, start:
         stored = len(kept)
         assert all(ResultFolder(out).read_unit("replies", key).num_rows == 1 for key in kept)
         assert manifest(out)["complete"] is False
-    before = {key: ResultFolder(out).unit_path("replies", key).stat().st_mtime_ns for key in units(out)}
     told = Heard()
-    assert run_tiny(tiny, out, told, **MANY) == Outcome(out, TOTAL - stored, TOTAL)
+    assert run_tiny(tiny, out, told, **MANY) == Outcome(out, TOTAL - stored, TOTAL)  # what is stored is not drawn again
     assert told.steps == [(n, TOTAL) for n in range(stored + 1, TOTAL + 1)]
-    assert (
-        before.items()
-        <= {key: ResultFolder(out).unit_path("replies", key).stat().st_mtime_ns for key in units(out)}.items()
-    )
     assert_as_if_nothing_had_happened(out, many)
 
 
@@ -522,7 +535,7 @@ def test_a_run_goes_on_with_the_slots_that_memory_left_it(
 ) -> None:
     out = tmp_path / "r"
     with monkeypatch.context() as scope:
-        scope.setattr(answering._Run, "_judge", unwanted)  # it dies before the tables
+        scope.setattr(AccuracyMeasurement, "finish", unwanted)  # it dies before the tables
         little_memory(4)
         with pytest.raises(AssertionError, match="nothing was to be loaded"):
             run_tiny(tiny, out)
@@ -719,7 +732,6 @@ def test_changed_judging_draws_nothing(
 def test_judging_anew_loads_no_model(tiny: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "copy"
     shutil.copytree(whole, out)
-    shutil.rmtree(out / "units")  # the answers are in the table, whole
     monkeypatch.setattr("mless.models.load", unwanted)
     assert run_tiny(tiny, out, accuracy__rules="number") == Outcome(out, 0, 18)
     assert set(pl.read_parquet(out / "answers.parquet")["how"]) <= {"number", "none"}
@@ -737,8 +749,8 @@ def test_stopped_while_judging_anew(
         with pytest.raises(AssertionError):
             drawn("r", accuracy__rules="number")
     assert tables_of(tmp_path / "r") != old
-    assert manifest(tmp_path / "r")["complete"] is False  # so no one takes the one table for the other's
-    assert drawn("r").computed == 0
+    assert manifest(tmp_path / "r")["complete"] is True  # nothing has to be drawn
+    assert drawn("r") == Outcome(tmp_path / "r", 0, 12)  # but no one takes the one table for the other's
     assert tables_of(tmp_path / "r") == old
 
 
@@ -1088,7 +1100,7 @@ def test_a_task_without_answers(script: Callable[..., Path], tmp_path: Path) -> 
         ({"accuracy.k": [2]}, r"\[accuracy\]: k = 2, but 1 sample\(s\) are drawn per item; .*--samples 2, or a smaller k"),
         ({"accuracy.k": [0]}, r"k = 0, but 1 sample"),
         ({"accuracy.samples": 4}, r"4 samples at temperature 0 are all the same answer; give --temperature, as 0\.7"),
-        ({"accuracy.engine": "llamacpp"}, r"field 'accuracy.engine': .*'hf', 'vllm', 'openai' or 'scripted', got 'llamacpp'"),
+        ({"accuracy.engine": "llamacpp"}, r"\[accuracy\]: no engine 'llamacpp'; there are: hf, vllm, openai, scripted"),
         ({"accuracy.engine": "scripted"}, r"needs its answers: --set accuracy\.script=FILE\.json"),
         ({"accuracy.engine": "openai"}, r"needs a server: --base-url http://HOST:PORT/v1"),
         ({"accuracy.rules": "boxes"}, r"no extraction rule 'boxes'; there are: boxed"),
@@ -1232,6 +1244,7 @@ def test_an_empty_side_of_the_split_is_told_before_anything_is_drawn(script: Any
 def test_answers_of_another_machine_or_version_do_not_go_on(tiny: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     shutil.copytree(whole, out)
+    take_apart(out)
     about = manifest(out)
     for name in ("device_name in use", "attention in use", "torch in use", "transformers in use"):
         changed = about | {"complete": False, "identity": about["identity"] | {name: "another"}}
@@ -1284,9 +1297,9 @@ def test_arm_is_a_condition_like_any_other_and_resumes_to_the_same_tables(tiny: 
     assert about["conditions"]["arm"]["arm"]["fraction"] == 0.4
     assert about["conditions"]["none"]["arm"] is None
     again = run_tiny(tiny, tmp_path / "b", **strong)
+    take_apart(again.folder)
     for unit in sorted((again.folder / "units" / "replies").iterdir())[1::2]:
         unit.unlink()
-    (again.folder / "answers.parquet").unlink()
     run_tiny(tiny, tmp_path / "b", **strong)
     assert (again.folder / "answers.parquet").read_bytes() == (outcome.folder / "answers.parquet").read_bytes()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from interrupted import take_apart
 from judged_answers import answers_of, pair, write_folder
 from mless.errors import BadStudy
 from mless.results.folder import ResultFolder
@@ -90,18 +91,14 @@ def test_a_later_change_computes_no_answer_and_is_said(files: Path):
 
 def test_a_run_that_goes_on_keeps_what_stood_at_its_first_answer(files: Path):
     folder = run(files, "r", "none,mless,mful", primary="mful").folder
+    take_apart(folder).unit_path("replies", "mless-00001").unlink()
     about = ResultFolder(folder).manifest() or {}
-    (folder / "accuracy.parquet").unlink()
-    ResultFolder(folder).unit_path("replies", "mless-00001").unlink()
-    ResultFolder(folder).write_manifest(about | {"complete": False})
     assert run(files, "r", "none,mless,mful", primary="mless").computed == 1
     assert (ResultFolder(folder).manifest() or {})[FIRST_PRIMARY] == "mful"
     assert any("it was mful, now it is mless." in line for line in accuracy_lines(folder))
     # before the first answer it may still be chosen
-    for unit in (folder / "units" / "replies").iterdir():
-        unit.unlink()
-    (folder / "accuracy.parquet").unlink()
-    ResultFolder(folder).write_manifest(about | {"complete": False})
+    take_apart(folder).drop_units()
+    ResultFolder(folder).write_manifest(about)
     run(files, "r", "none,mless,mful", primary="mless")
     assert (ResultFolder(folder).manifest() or {})[FIRST_PRIMARY] == "mless"
 

@@ -15,6 +15,7 @@ import torch
 from scipy import stats as scipy_stats
 
 import mless
+from interrupted import take_apart
 from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.report import publish, summary
@@ -209,14 +210,41 @@ def test_a_killed_run_goes_on_by_the_stored_threshold(
 ) -> None:
     again = tmp_path / "again"
     shutil.copytree(folder, again)
-    for name in TABLES:
-        (again / f"{name}.parquet").unlink()
+    units = take_apart(again)
     for key in ("none-00001", "none-00004", "mless-00002", "arm-00009"):
-        (again / "units" / "activation_items" / f"{key}.parquet").unlink()
-    about = json.loads((again / "study.json").read_text())
-    (again / "study.json").write_text(json.dumps(about | {"complete": False}))
-    monkeypatch.setattr("mless.study.activating.near_zero_of", None)  # to find it anew would fail
+        units.unit_path("activation_items", key).unlink()
+    monkeypatch.setattr("mless.study.activations.measure.near_zero_of", None)  # to find it anew would fail
     assert run_tiny(tiny, again).computed == 4
+    assert stored(again) == stored(folder)
+
+
+NARROW: dict[str, Any] = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margins.same": [0.99999, 1.00001]}
+
+
+def test_other_margins_and_flips_need_no_model(
+    folder: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, fresh = tmp_path / "again", tmp_path / "fresh"
+    shutil.copytree(folder, again)
+    run_tiny(tiny, fresh, **NARROW, flips=200_000)
+    monkeypatch.setattr("mless.models.load", None)  # to load a model would fail
+    assert run_tiny(tiny, again, **NARROW, flips=200_000) == Outcome(again, 0, ITEMS * len(CONDITIONS))
+    assert stored(again) == stored(fresh) != stored(folder)
+    verdicts = pl.read_parquet(again / "activations.parquet")["verdict"]
+    assert verdicts.to_list() != pl.read_parquet(folder / "activations.parquet")["verdict"].to_list()
+    assert verdict_lines(again) == verdict_lines(fresh)
+    assert run_tiny(tiny, again).fresh  # and back
+    assert stored(again) == stored(folder)
+
+
+def test_a_missing_table_of_changes_is_made_without_a_model(
+    folder: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    (again / "activations.parquet").unlink()
+    monkeypatch.setattr("mless.models.load", None)
+    assert run_tiny(tiny, again) == Outcome(again, 0, ITEMS * len(CONDITIONS))
     assert stored(again) == stored(folder)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import polars as pl
 import pytest
 
+from interrupted import not_finished, units_kept
 from mless import report
 from mless.capture import displacement
-from mless.errors import BadStudy
+from mless.errors import BadFolder, BadStudy
 from mless.models import describe, load
 from mless.results.folder import ResultFolder
 from mless.stats import halves
-from mless.study import load_study, run_study, verdict_lines
+from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.direct import items, prompts
 from spelling import model_folder
 
@@ -162,17 +163,34 @@ def test_points_lie_where_the_forms_put_them(folder):
 
 def test_a_run_that_lost_units_and_tables_ends_with_the_same_bytes(folder, model, tmp_path):
     out = tmp_path / "again"
-    shutil.copytree(folder, out)
-    about = json.loads((out / "study.json").read_text())
-    (out / "study.json").write_text(json.dumps(about | {"complete": False}))
+    with units_kept():
+        run_tiny(model, out)
     for lost in ("mless-00002", "random-00006", "position-only-00001"):
-        (out / "units" / "affine_items" / f"{lost}.parquet").unlink()
-    for name in TABLES:
-        (out / f"{name}.parquet").unlink()
+        not_finished(out).unit_path("affine_items", lost).unlink()
     outcome = run_study(load_study("affine", {"model": str(model), **SMALL}), out)
     assert outcome.computed == 3
     assert tables_of(out) == tables_of(folder)
+    assert not (out / "units").exists()
     assert run_study(load_study("affine", {"model": str(model), **SMALL}), out).computed == 0
+
+
+def test_other_margins_need_no_model(folder, model, tmp_path, monkeypatch):
+    narrow = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margins.same": [0.99999, 1.00001]}
+    again, fresh = tmp_path / "again", tmp_path / "fresh"
+    shutil.copytree(folder, again)
+    run_tiny(model, fresh, **narrow)
+    monkeypatch.setattr("mless.models.load", None)  # to load a model would fail
+    outcome = run_study(load_study("affine", {"model": str(model), **SMALL, **narrow}), again)
+    assert outcome == Outcome(again, 0, 24)
+    assert tables_of(again) == tables_of(fresh) != tables_of(folder)
+    assert verdict_lines(again) == verdict_lines(fresh)
+    run_tiny(model, again)  # and back
+    assert tables_of(again) == tables_of(folder)
+    # What else is judged is judged from the units, which are gone.
+    with pytest.raises(BadFolder, match="it differs in affine; choose another --out"):
+        run_tiny(model, again, "affine.holds=0.5")
+    with pytest.raises(BadFolder, match="it differs in flips; choose another --out"):
+        run_tiny(model, again, flips=200_000)
 
 
 # ---- settings and bad input -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from interrupted import take_apart
 from judged_answers import answers_of
 from mless import cli, stats
 from mless.engines import Decoding
@@ -25,6 +26,7 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY, REPLIES, TUNING
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.accuracy.judging import judged
+from mless.study.accuracy.measure import AccuracyMeasurement
 from mless.study.direct import tune_on_noise
 from mless.study.running import run_tuning
 from mless.study.spec import AccuracyTable, StudySpec, TuneTable
@@ -213,7 +215,7 @@ def test_the_better_half_goes_on_and_ties_go_to_the_earlier():
 
     items = [f"q{n:04d}" for n in (*range(0, 16, 2), *range(1, 16, 2))]
     choice = choose(list("abcde"), [items[:8], items[8:]], draw)
-    rows = tried_rows(choice, AccuracyTable(), seed=0)
+    rows = tried_rows(choice, AccuracyTable(), AccuracyMeasurement, seed=0)
     # on the even items: a +2, b +1, c +2, d 0, e −1; three of five go on; at the end a and c are equal and a was there first
     assert asked == [(1, list("abcde")), (2, list("abc"))]
     assert choice.condition == "a"
@@ -240,7 +242,9 @@ def test_holm_counts_the_settings_that_have_dropped_out():
     choice = choose(names, [items[:30], items[30:]], draw)
     assert choice.condition == "mless"
     last = next(
-        row for row in tried_rows(choice, AccuracyTable(), seed=0) if (row["condition"], row["rung"]) == ("mless", 2)
+        row
+        for row in tried_rows(choice, AccuracyTable(), AccuracyMeasurement, seed=0)
+        if (row["condition"], row["rung"]) == ("mless", 2)
     )
     assert last["p"] == stats.mcnemar_exact(none, better)
     assert last["p_adjusted"] == pytest.approx(4 * last["p"])  # four were tried, though two were left
@@ -251,7 +255,7 @@ def test_the_report_is_one_comparison_against_both_runs_of_none():
     none, again = rng.random(80) < 0.5, rng.random(80) < 0.5
     better = none | (rng.random(80) < 0.3)
     answers = answers_of({"none": none, "none-again": again, "mless": better, "mful": none})
-    rows = report(answers, "mless", AccuracyTable(), seed=0)
+    rows = report(answers, "mless", AccuracyTable(), AccuracyMeasurement, seed=0)
     assert {row["condition"] for row in rows} == {"none", "none-again", "mless"}
     row = next(row for row in rows if row["condition"] == "mless")
     both = max(stats.mcnemar_exact(none, better), stats.mcnemar_exact(again, better))
@@ -288,7 +292,7 @@ def test_shuffled_grades_keep_their_number_and_nothing_else(stored: pa.Table):
 
 @pytest.mark.parametrize("seeds", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_on_noise_no_effect_is_reported_where_the_best_on_dev_would_claim_one(stored: pa.Table, seeds: int):
-    found = on_noise(stored, NOISY, TuneTable(c=[0.1]), AccuracyTable(), seeds=range(seeds))
+    found = on_noise(stored, NOISY, TuneTable(c=[0.1]), AccuracyTable(), AccuracyMeasurement, seeds=range(seeds))
     assert found.seeds == seeds
     assert found.claimed <= seeds / 10
     # who takes the best of 24 at its word on the items it was chosen on is wrong several times as often
@@ -301,7 +305,7 @@ def test_a_true_effect_is_found(stored: pa.Table):
         if row["condition"] == NOISY[4] and random.Random(row["item"]).random() < 0.7:
             row["correct"] = True
     better = pa.Table.from_pylist(noise, schema=stored.schema)
-    found = tune_stored(better, NOISY, TuneTable(c=[0.1]), AccuracyTable(), seed=0)
+    found = tune_stored(better, NOISY, TuneTable(c=[0.1]), AccuracyTable(), AccuracyMeasurement, seed=0)
     assert found.choice.condition == NOISY[4]
     assert found.test["verdict"] == "rises"
 
@@ -413,8 +417,10 @@ def test_a_run_goes_on_where_it_stopped_and_ends_with_the_same_tables(tmp_path: 
     # as a kill leaves it: the dev items half answered, no test
     part = tmp_path / "whole"
     before = {name: (part / f"{name}.parquet").read_bytes() for name in ("tuning", "tuned")}
-    for name in ("tuning", "tuned", "test/answers", "test/accuracy", "dev-1/answers", "dev-1/accuracy"):
+    for name in ("tuning", "tuned"):
         (part / f"{name}.parquet").unlink()
+    for name in ("test", "dev-1"):
+        take_apart(part / name)
     for unit in sorted((part / "dev-1" / "units" / "replies").glob("*.parquet"))[::2]:
         unit.unlink()
     resumed = run_study(spec, part)
@@ -531,7 +537,7 @@ def test_an_option_is_the_whole_grid(
         'conditions = ["none"]\n[accuracy]\n[tune]\nc = [0.2]\np1 = [90, 95]\np_min = [0.05]\n'
         'settings = [{ preset = "gemma-3-4b-it" }]\n'
     )
-    monkeypatch.setattr("mless.study.tuning.run_tuning", instead)
+    monkeypatch.setattr("mless.study.running.run_tuning", instead)
     monkeypatch.setattr(sys, "argv", ["mless", "tune", str(study), *options])
     with pytest.raises(SystemExit):
         cli.main()
