@@ -18,6 +18,7 @@ from mless.figures import check, draw
 from mless.figures.tables import write_tables
 from mless.results.answers import best_on_dev, read_accuracy
 from mless.results.schemas import ACCURACY, Accuracy
+from mless.results.wording import p_value
 from mless.study.loading import load_study
 from mless.study.spec import AccuracyTable
 from mless.values import PLACEMENTS, ArmSettings, Condition, FigureSpec
@@ -191,7 +192,7 @@ def test_table1_has_models_down_and_tasks_across(tmp_path: Path) -> None:
     assert body[1][8:] == [""] * 7  # not run
     stored = {row["condition"]: row for row in pq.read_table(paths[0] / "accuracy.parquet").to_pylist()}
     none, mless = stored["none"], stored["mless"]
-    assert body[0][5] == f"{mless['p_adjusted']:.3f}"
+    assert body[0][5] == p_value(mless["p_adjusted"])
     assert body[0][6] == f"{100 * none['truncated']:.1f} / {100 * mless['truncated']:.1f}"
     assert body[0][7] == f"{100 * none['no_answer']:.1f} / {100 * mless['no_answer']:.1f}"
     text = written[2].read_text(encoding="utf-8")

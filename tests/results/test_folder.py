@@ -23,7 +23,8 @@ from mless.results.folder import FORMAT, ResultFolder, write_atomically
 
 
 def table(*numbers: int) -> pa.Table:
-    return pa.table({"n": pa.array(numbers, pa.int32()), "text": [f"row {n}" for n in numbers]})
+    texts = pa.array([f"row {n}" for n in numbers], pa.string())
+    return pa.table({"n": pa.array(numbers, pa.int32()), "text": texts})
 
 
 @pytest.fixture
@@ -135,6 +136,25 @@ def test_merging_keeps_the_keys_order(folder: ResultFolder) -> None:
     first = (folder.path / "t.parquet").read_bytes()
     folder.merge("t", ["k2", "k3", "k1"])
     assert (folder.path / "t.parquet").read_bytes() == first
+
+
+def test_a_merged_table_is_read_unit_by_unit(folder: ResultFolder) -> None:
+    folder.write_manifest({})
+    many = table(3).take(pa.array([0] * 1_100_000))  # more than Arrow puts into a group by itself
+    parts = {"d": table(3, 1), "a": table(), "c": many, "b": table(2)}
+    for key, unit in parts.items():
+        folder.write_unit({"t": unit}, key)
+    folder.merge("t", list(parts))
+    assert folder.has_units()
+    folder.drop_units()
+    assert not folder.has_units()
+    for at, unit in enumerate(parts.values()):
+        assert folder.read_part("t", at, 4).equals(unit)
+    with pytest.raises(BadFolder, match=r"t\.parquet has 4 parts where its study has 5 units; .*another --out"):
+        folder.read_part("t", 0, 5)
+    (folder.path / "t.parquet").write_bytes(b"PAR1 broken")
+    with pytest.raises(BadFolder, match=r"t\.parquet cannot be read .*; remove it and run the study again"):
+        folder.read_part("t", 0, 4)
 
 
 def test_a_merge_that_fails_leaves_the_old_table(folder: ResultFolder) -> None:

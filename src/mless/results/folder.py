@@ -229,7 +229,7 @@ class ResultFolder:
                         raise BadFolder(
                             f"unit {self.unit_path(name, key)} has other columns than the first; remove that file and run again"
                         )
-                    writer.write_table(table)
+                    writer.write_table(table, row_group_size=max(1, len(table)))  # one group, so `read_part` finds it
             descriptor = os.open(partial, os.O_RDWR)
             try:
                 os.fsync(descriptor)

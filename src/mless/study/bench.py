@@ -147,8 +147,6 @@ class Measurement:
     Loading, proving, resuming and storing are the same for all (`mless.study.measuring`).
     """
 
-    #: What study.json says was measured.
-    name: ClassVar[str]
     #: Tables of a unit; those in `merged` become tables of the finished folder as they are.
     unit_tables: ClassVar[tuple[str, ...]] = ()
     merged: ClassVar[tuple[str, ...]] = ()

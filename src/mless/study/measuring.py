@@ -187,7 +187,6 @@ class _Writer:
         tokenizer = getattr(subject.loaded, "tokenizer_fingerprint", identity["tokenizer files"])
         self._about = manifest(
             job,
-            measures=measurement.name,
             task=bench.task,
             items=bench.items,
             conditions=written.conditions,
@@ -324,12 +323,12 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
 
 
 def manifest(
-    job: Job, *, measures: str, task: str, items: Sequence[Item], conditions: Sequence[Condition], **more: Any
+    job: Job, *, task: str, items: Sequence[Item], conditions: Sequence[Condition], **more: Any
 ) -> dict[str, Any]:
     """What study.json says of every study; `more` is what this one adds."""
     return {
         "mless": __version__,
-        "measures": measures,
+        "measures": job.spec.measured,
         "complete": False,
         "study": job.spec.model_dump(),
         "task": task,

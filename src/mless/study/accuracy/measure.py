@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 class AccuracyMeasurement(Measurement):
     """A unit is an item's answers under one condition. How they are judged is no part of it: that can be done anew at any time."""
 
-    name = "accuracy"
     doing = "answers"
     finishing = "judging the answers and comparing the conditions"
     unit_tables = ("replies",)

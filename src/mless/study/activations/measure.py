@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 class ActivationMeasurement(Measurement):
     """Reads activations of original tokens, keeps numbers per token while a layer runs and per item afterwards."""
 
-    name = "activations"
     doing = "activations"
     unit_tables = ("activation_items", "activation_histograms")
     merged = unit_tables

@@ -22,7 +22,6 @@ POINTS = 72
 
 
 class AffineMeasurement(Measurement):
-    name = "affine"
     doing = "affine"
     #: Units hold vectors; the finished tables hold what is said and drawn of them, so none is merged.
     unit_tables = ("affine_items", "affine_points")

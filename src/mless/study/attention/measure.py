@@ -16,7 +16,6 @@ from mless.study.subject import Subject
 
 
 class AttentionMeasurement(Measurement):
-    name = "attention"
     doing = "attention"
     unit_tables = ("dilution", "attention")
     merged = unit_tables

@@ -49,7 +49,6 @@ class _Transfer:
 class TuningMeasurement(Composed):
     """Chooses among ``[tune]``'s settings on dev items, and reports the chosen one on the test items and on each transfer task."""
 
-    name = "tune"
     tables = ("tuning", "tuned")
     needs = ("accuracy",)
 
@@ -83,7 +82,6 @@ class TuningMeasurement(Composed):
         command = rerun_command(spec, folder.path, job.trust_remote_code)
         about = manifest(
             job,
-            measures=self.name,
             task=task,
             items=items,
             conditions=[
