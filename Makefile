@@ -49,6 +49,7 @@ lint: test-install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tests/duplicates.py
 	$(BIN)/pyright
 
 # Files of tests side by side, each process with one thread of its own: together they are as quick as the machine.

@@ -13,6 +13,7 @@ from mless.errors import BadPlugin, BadPrompt, BadStudy
 from mless.integrations.filling import fill
 from mless.models import LoadedModel
 from mless.prompting import build_messages, build_prompts, shared_beginning, with_filler_ids
+from mless.study.conditions import conditions_of
 from mless.values import Condition, Item, condition_words
 from outside import Outside
 
@@ -97,7 +98,7 @@ def test_a_study_takes_a_kind_from_outside(outside: Outside) -> None:
         'conditions = ["none", "counted"]\n[condition.counted]\nkind = "counting"\n'
     )
     study = mless.load_study(str(outside.folder / "own.toml"))
-    assert [condition.kind for condition in study.conditions_in_order()] == ["none", "counting"]
+    assert [condition.kind for condition in conditions_of(study)] == ["none", "counting"]
 
 
 def test_filler_without_a_text_is_refused_in_a_conversation(outside: Outside) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless import arm_rules
-from mless.conditions import Kind, inserts, kinds
+from mless.conditions import Kind, kinds
 from mless.errors import BadPrompt, BadStudy
 
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
@@ -17,17 +17,6 @@ Placement = Literal["before-system", "before-question", "end", "before-answer", 
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 #: A name in `conditions.kinds`.
-ConditionKind = str
-
-
-class _Inserting:
-    """``kind in INSERTING`` asks the table of kinds."""
-
-    def __contains__(self, kind: object) -> bool:
-        return isinstance(kind, str) and inserts(kind)
-
-
-INSERTING = _Inserting()
 
 SpanName = Literal["start", "system", "filler", "question", "end"]
 SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
@@ -204,7 +193,7 @@ class Condition:
     """
 
     name: str
-    kind: ConditionKind
+    kind: str
     filler: str | None = None
     length: int = 0
     placement: Placement = "before-question"
@@ -278,9 +267,13 @@ def condition_words(condition: Condition) -> str:
     if condition.question is not None:
         times = condition.question.count("{question}")
         parts.append(f"the question asked {times} times" if times > 1 else "the question put otherwise")
+    if condition.again:
+        parts.append("the same prompts again")
+    at = "" if condition.temperature is None else f"at temperature {condition.temperature:g}"
     if condition.samples is not None:
-        at = "" if condition.temperature is None else f" at temperature {condition.temperature:g}"
-        parts.append(f"the vote of {condition.samples} samples{at}")
+        parts.append(f"the vote of {condition.samples} samples {at}".rstrip())
+    elif at:
+        parts.append(at)
     return ", ".join(parts) or "nothing inserted"
 
 

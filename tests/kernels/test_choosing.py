@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_what_triton_cannot_do_is_streamed_on_a_gpu_too(gpu):
 
 
 def test_where_torch_rounds_what_it_multiplies_nothing_is_measured() -> None:
-    """Found out rather than looked up: on a processor without units for it the setting does nothing."""
+    """Either it is refused, or the numbers are right: on a processor without units for it the setting does nothing."""
     q, k = (torch.randn(1, n, 40, 64, generator=torch.Generator().manual_seed(n)) for n in (4, 2))
     visible = Intervals(torch.zeros(1, 40, dtype=torch.int32), 40, whole=True)
     sets, spans = torch.ones(1, 1, 40, dtype=torch.bool), torch.zeros(1, 40, dtype=torch.long)
@@ -140,14 +141,16 @@ def test_where_torch_rounds_what_it_multiplies_nothing_is_measured() -> None:
     choosing._rounds.cache_clear()
     try:
         torch.set_float32_matmul_precision("medium")
-        wide = torch.full((64, 64), 1 + 2**-12)
-        if float((wide @ wide)[0, 0]) == 64.0:
-            for call in (lambda: received(q, k, **asked), lambda: choosing.attended(q, k, k, **asked)):
-                with pytest.raises(BadStudy, match=r"multiplies fp32 matrices in bf16 on cpu.*'highest'"):
-                    call()
-        else:
-            # Another routine may serve, so the last bits may differ; nothing is rounded to bf16.
-            torch.testing.assert_close(received(q, k, **asked).received, exact, rtol=2e-6, atol=1e-6)
+        for call in (lambda: received(q, k, **asked), lambda: (choosing.attended(q, k, k, **asked) or (None, None))[1]):
+            found, refused = None, ""
+            try:
+                found = call()
+            except BadStudy as fault:
+                refused = str(fault)
+            assert not refused or re.search(r"multiplies fp32 matrices in bf16 on cpu.*'highest'", refused)
+            if found is not None:
+                # Another routine may serve, so the last bits may differ; nothing is rounded to bf16.
+                torch.testing.assert_close(found.received, exact, rtol=2e-6, atol=1e-6)
         torch.set_float32_matmul_precision("highest")
         assert torch.equal(received(q, k, **asked).received, exact)
     finally:

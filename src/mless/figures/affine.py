@@ -15,12 +15,13 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from mless.conditions import inserts
 from mless.errors import BadFolder, BadStudy
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results.pictures import Drawing
 from mless.results.reading import StoredResults, StoredStudy
-from mless.values import INSERTING, format_numbers, head_name
+from mless.values import format_numbers, head_name
 
 #: An R² further down is drawn at the edge, with its own mark: how bad a bad prediction is would flatten all others.
 LOWEST = -0.6
@@ -214,7 +215,7 @@ def _draw_block(block: Figure | SubFigure, one: _Shown, rows: int) -> None:
 
 def _reference(one: _Shown) -> str:
     """The condition whose mean displacement gives the plane: the first of the study that inserts something."""
-    with_filler = [name for name, about in one.folder.conditions.items() if about.get("kind") in INSERTING]
+    with_filler = [name for name, about in one.folder.conditions.items() if inserts(about.get("kind"))]
     return with_filler[0] if with_filler else next(name for name in one.folder.conditions if name != "none")
 
 

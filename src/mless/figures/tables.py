@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from mless.conditions import inserts
 from mless.errors import BadFolder, BadStudy
 from mless.figures.tabular import Cell, Table, latex, markdown
 from mless.figures.tuned import parameters_table
@@ -17,7 +19,6 @@ from mless.results.answers import StoredAnswers, shown_rows
 from mless.results.folder import write_atomically
 from mless.results.pictures import Drawing
 from mless.results.schemas import Accuracy
-from mless.values import INSERTING
 
 #: The tables that have a layout of their own; any other id gets one row per condition, split and metric.
 BY_MODEL = ("table1", "table2", "table3")
@@ -196,15 +197,15 @@ def _passes(one: _Shown) -> list[Accuracy]:
     return sorted(found, key=lambda row: int(row.metric.partition("@")[2]))
 
 
-def _name(labelled: str | None, condition: str, about: Mapping[str, object], *, control: bool) -> Cell:
+def _name(labelled: str | None, condition: str, about: Mapping[str, Any], *, control: bool) -> Cell:
     if control:
         return Cell("none again (A/A)" if labelled else condition)
-    if labelled == "placement" and about.get("kind") in INSERTING:
+    if labelled == "placement" and inserts(about.get("kind")):
         where = str(about.get("placement"))
         return Cell(wording.PLACEMENTS.get(where, where))
     if labelled == "filler" and about.get("kind") == "repeat":
         return Cell(wording.filler_shown(about), code=True)
-    if labelled == "filler" and about.get("kind") in INSERTING:
+    if labelled == "filler" and inserts(about.get("kind")):
         return Cell(wording.filler_shown(about))
     return Cell(condition)
 

@@ -59,8 +59,12 @@ def _refuse_rounded_products(device: torch.device) -> None:
 @functools.cache
 def _rounds(device: torch.device, told: str) -> bool:
     """Whether the setting of that name does anything on this device; on many it does not."""
-    ones = torch.full((64, 64), 1 + 2**-12, dtype=torch.float32, device=device)
-    return float((ones @ ones)[0, 0]) < 64 * (1 + 2**-12)
+    # Which routine multiplies depends on the shapes: a plain product may be exact where one of many heads is rounded.
+    for shape in ((64, 64), (256, 256), (4, 40, 64), (1, 4, 40, 64), (2, 8, 256, 64)):
+        ones = torch.full(shape, 1 + 2**-12, dtype=torch.float32, device=device)
+        if float((ones @ ones.transpose(-1, -2)).min()) < shape[-1] * (1 + 2**-12):
+            return True
+    return False
 
 
 @torch.no_grad()  # sums are measured, not trained: a graph would keep every layer's queries alive

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mless.conditions import inserts
 from mless.figures import draw
 from mless.report.kinds import Page
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredResults, StoredStudy
-from mless.values import INSERTING, FigureSpec
+from mless.values import FigureSpec
 
 #: Conditions beside which there is room for a field of arrows.
 FIELDS = 3
@@ -27,7 +28,7 @@ def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     about = ResultFolder(folder).manifest() or {}
     kinds = {name: condition.get("kind") for name, condition in about.get("conditions", {}).items()}
     controls = [name for name, kind in kinds.items() if kind == "shift"][:1]
-    fillers = [name for name, kind in kinds.items() if kind in INSERTING]
+    fillers = [name for name, kind in kinds.items() if inserts(kind)]
     # Natural text is the yardstick: of the fillers it is shown beside the first one.
     first = [*fillers[:1], *[name for name in fillers[1:] if kinds[name] == "text"], *fillers[1:]]
     fields = [*list(dict.fromkeys(first))[: FIELDS - len(controls)], *controls]

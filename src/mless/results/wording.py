@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mless import values
 from mless.results.answers import BestOnDev, StoredAnswers, p_of_row
 from mless.results.schemas import Accuracy
-from mless.values import arm_of, arm_words
+from mless.values import condition_of
 
 #: As the published tables number them.
 PLACEMENTS = {
@@ -166,38 +167,10 @@ def filler_shown(about: Mapping[str, Any]) -> str:
 
 
 def condition_words(about: Mapping[str, Any]) -> str:
-    """What a condition does to the prompt or the model, in a few words."""
-    kind = about.get("kind")
-    said: list[str] = []
+    """What a stored condition does to the prompt or the model; of imported results that do not say it, where they came from."""
     if about.get("imported") and not about.get("told"):
         return visible(f"as in {about['imported']}", keep="")
-    if kind == "repeat":
-        each = len(about.get("filler_ids") or (0,))
-        row = f"{about.get('length')} × {filler_shown(about)}"
-        if each > 1:
-            row = f"{about.get('length')} tokens, {filler_shown(about)} ({each} tokens) repeated,"
-        said.append(f"{row} {about.get('placement')}")
-    elif kind == "text":
-        said.append(f"{about.get('length')} tokens of natural text {about.get('placement')}")
-    elif kind == "tokens":
-        said.append(f"{about.get('length')} random tokens {about.get('placement')}")
-    elif kind == "shift":
-        said.append(f"positions shifted by {about.get('length')}, no tokens")
-    if about.get("arm"):
-        said.append(arm_words(arm_of(about["arm"])))
-    if about.get("hidden"):
-        said.append("masked")
-    if about.get("again"):
-        said.append("the same prompts again")
-    if about.get("system") is not None:
-        said.append("another system text")
-    if about.get("question") is not None:
-        said.append(f"question as {json.dumps(str(about['question']), ensure_ascii=False)}")
-    if about.get("samples") is not None:
-        said.append(f"vote of {about['samples']} samples")
-    if about.get("temperature") is not None:
-        said.append(f"temperature {about['temperature']:g}")
-    return visible("; ".join(said), keep="") or "nothing inserted"
+    return visible(values.condition_words(condition_of(str(about.get("name") or ""), about)), keep="")
 
 
 def random_is_yardstick(name: str, conditions: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -24,7 +24,6 @@ from mless.results.pictures import FIGURES
 from mless.stats import Margins
 from mless.values import (
     ArmSettings,
-    ConditionKind,
     Item,
     Placement,
     arm_settings,
@@ -155,7 +154,7 @@ class ConditionTable(BaseModel):
     """A condition of one's own: ``[condition.NAME]``."""
 
     model_config = _FORBID
-    kind: ConditionKind | None = None  # repeat; none where another system text or question is all there is
+    kind: str | None = None  # repeat; none where another system text or question is all there is
     filler: str | None = None
     length: int | None = None
     placement: Placement | None = None
@@ -242,7 +241,7 @@ class AccuracyTable(BaseModel):
         _known(engines, self.engine)
         if missing := engines.get(self.engine).missing(self):
             raise ValueError(missing)
-        for table, names in ((tasks.RULES, self.rules or ()), (tasks.graders, (self.grader,))):
+        for table, names in ((tasks.extraction_rules, self.rules or ()), (tasks.graders, (self.grader,))):
             for name in names:
                 _known(table, name)
         return self

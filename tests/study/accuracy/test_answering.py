@@ -1103,7 +1103,7 @@ def test_a_task_without_answers(script: Callable[..., Path], tmp_path: Path) -> 
         ({"accuracy.engine": "llamacpp"}, r"\[accuracy\]: no engine 'llamacpp'; there are: hf, vllm, openai, scripted"),
         ({"accuracy.engine": "scripted"}, r"needs its answers: --set accuracy\.script=FILE\.json"),
         ({"accuracy.engine": "openai"}, r"needs a server: --base-url http://HOST:PORT/v1"),
-        ({"accuracy.rules": "boxes"}, r"no extraction rule 'boxes'; there are: boxed"),
+        ({"accuracy.rules": "boxes"}, r"no extraction rule 'boxes' \(did you mean 'boxed'\?\); there are: boxed"),
         ({"accuracy.max_new_tokens": 0}, r"field 'accuracy.max_new_tokens'"),
     ],
 )  # fmt: skip

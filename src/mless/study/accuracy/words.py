@@ -14,6 +14,7 @@ from mless.errors import BadData, BadStudy
 from mless.results.answers import ALPHA, best_on_dev, headlines, read_accuracy
 from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY
+from mless.results.wording import condition_words as stored_words
 from mless.results.wording import interval, mostly_form, p_words, points, share
 from mless.values import Condition, condition_words
 
@@ -36,7 +37,7 @@ def accuracy_lines(path: Path) -> list[str]:
     primary: str | None = about["study"].get("primary")
     by_holm = [name for name in compared if name != primary]
     lines += [
-        f"{name} ({_told(name, about, conditions)}): "
+        f"{name} ({stored_words(about['conditions'][name])}): "
         + _result(heads[name], settings["margin"], family=len(by_holm), primary=name == primary)
         for name in heads
         if name != again
@@ -84,16 +85,6 @@ def _opening(about: Mapping[str, Any], settings: Mapping[str, Any], none: Mappin
         f"{about['model']['label']}, {none['n']:,} item{'s' if none['n'] != 1 else ''} of {about['task']}, engine "
         f"{engine.get('engine', settings['engine'])}{f' ({shown})' if shown else ''}, {drawn}, {samples} per item; accuracy = share judged "
         "right, with 95 % interval"
-    )
-
-
-def _told(name: str, about: Mapping[str, Any], conditions: Mapping[str, Condition]) -> str:
-    """What a condition is; of imported results that do not say it, where they came from."""
-    stored: Mapping[str, Any] = about["conditions"][name]
-    return (
-        f"as in {stored['imported']}"
-        if stored.get("imported") and not stored["told"]
-        else condition_words(conditions[name])
     )
 
 

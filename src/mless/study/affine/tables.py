@@ -15,7 +15,7 @@ from mless.errors import BadFolder
 from mless.results.schemas import AFFINE, AFFINE_ITEMS, AFFINE_POINTS, FORMS, lists, matrix, table_of_rows
 from mless.study.bench import Bench
 from mless.study.spec import AffineTable
-from mless.values import INSERTING, Condition
+from mless.values import Condition
 
 if TYPE_CHECKING:
     from mless.capture import Displacement
@@ -368,7 +368,7 @@ def write_tables(bench: Bench, table: AffineTable) -> None:
     rows: list[dict[str, Any]] = []
     fitted = stats.halves([item.id for item in bench.items], bench.spec.seed)
     planes: _Planes | None = None
-    reference = [c for c in bench.conditions if c.kind in INSERTING] or bench.conditions[1:]
+    reference = [c for c in bench.conditions if c.inserts] or bench.conditions[1:]
     for condition in [*reference, *(c for c in bench.conditions if c not in reference and c.name != "none")]:
         pooled = _Pooled.read(bench, condition, fitted)
         rows += pooled.rows(bench, table)
