@@ -163,7 +163,7 @@ def test_the_plain_table_says_it_all(folder: Path, tmp_path: Path) -> None:
         assert row[5] == ("–" if name == "none" else f"{100 * stored['mful']['aa_delta']:+.1f}".replace("-", "−"))
     assert body[3][4].startswith("**−")
     assert body[3][12] == "drops"
-    assert body[2][1] == '55 × " /" before-question'
+    assert body[2][1] == "55 × ' /', before-question"
     for said in (
         "n = 90 items",
         "engine hf (row-stable, 16 slots)",
@@ -411,8 +411,8 @@ def test_table6_holds_arm_and_votes_against_one_answer(tmp_path: Path):
     assert (metric["arm"], metric["arm-self-consistency"]) == ("pass@1", "maj@5")
     words = {row[0]: row[head.index("prompt")] for row in rows}
     assert words["arm"] == "ARM with c 0.13, p1 99.5, layer 1"
-    assert words["mless-arm"] == '55 × " /" before-question; ARM with c 0.13, p1 99.5, layer 1'
-    assert words["arm-self-consistency"].endswith("vote of 5 samples; temperature 0.7")
+    assert words["mless-arm"] == "55 × ' /', before-question, ARM with c 0.13, p1 99.5, layer 1"
+    assert words["arm-self-consistency"].endswith("the vote of 5 samples at temperature 0.7")
     kept = {row["condition"]: row for row in csv.DictReader((tmp_path / "table6.csv").read_text().splitlines())}
     assert json.loads(kept["arm"]["arm"])["c"] == 0.13
     assert kept["mless"]["arm"] == ""
