@@ -30,7 +30,6 @@ NORMS = schema("layer", "norm", "none", "ratio", "lo", "hi", "p", "p_adjusted", 
 
 
 class NormMeasurement(Measurement):
-    name = "norms"
     doing = "norms"
     unit_tables = ("norm_items",)
     merged = unit_tables
