@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +114,20 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drawn_in_fresh_processes(stored: Path, times: int, formats: str, *names: str) -> list[dict[str, str]]:
     """The digests of the named pictures, from `times` processes with one thread and as many with two."""
-    found: list[dict[str, str]] = []
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    for threads in ("1", "2"):
-        for run in range(times):
-            environment = os.environ | {
-                "OMP_NUM_THREADS": threads, "ARROW_DEFAULT_NUM_THREADS": threads, "PYTHONHASHSEED": str(run), "PYTHONPATH": os.pathsep.join(paths),
-            }  # fmt: skip
-            command = [sys.executable, __file__, str(stored), str(stored / f"drawn-{threads}-{run}"), formats, *names]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.append(json.loads(done.stdout))
-    return found
+
+    def drawn(threads: str, run: int) -> dict[str, str]:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": threads, "ARROW_DEFAULT_NUM_THREADS": threads, "PYTHONHASHSEED": str(run), "PYTHONPATH": os.pathsep.join(paths),
+        }  # fmt: skip
+        command = [sys.executable, __file__, str(stored), str(stored / f"drawn-{threads}-{run}"), formats, *names]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    asked = [(threads, run) for threads in ("1", "2") for run in range(times)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda one: drawn(*one), asked))
 
 
 def differing(runs: list[dict[str, str]]) -> list[str]:
