@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import save_model, save_tokenizer, write_gguf
 
+from mless import cli
 from mless.errors import UnknownModel
 from mless.models import FAMILIES, locate
 from mless.models.listing import at_hand, profile
@@ -53,15 +52,19 @@ def test_what_is_listed_is_models_only(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(family.label for family in FAMILIES.values())
 
 
-def test_the_command_says_that_it_converts_a_gguf_before_it_describes_it(tmp_path: Path) -> None:
+def test_the_command_says_that_it_converts_a_gguf_before_it_describes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_gguf(tmp_path / "x" / "tiny.gguf")
+    monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["mless", "models", str(file)])
     for converts in (True, False):  # once
-        told = subprocess.run(
-            [sys.executable, "-m", "mless.cli", "models", str(file)],
-            capture_output=True, text=True, check=True, env={**os.environ, "MLESS_CACHE": str(tmp_path / "cache")},
-        )  # fmt: skip
-        assert ("converting tiny.gguf to safetensors, once" in told.stderr) == converts
-        assert "layers" in told.stdout
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert not left.value.code
+        told = capsys.readouterr()
+        assert ("converting tiny.gguf to safetensors, once" in told.err) == converts
+        assert "layers" in told.out
 
 
 def test_a_profile_says_what_a_model_is_like(tmp_path: Path) -> None:

@@ -64,16 +64,29 @@ def test_there_are_enough_pairs_of_both_kinds() -> None:
     assert len(traps) >= 60
 
 
-def test_every_pair_is_graded_as_labelled(grader: Grader) -> None:
-    grades = grader.grade_many([(pair.answer, pair.reference) for pair in PAIRS])
-    wrong = [(pair, grade.why) for pair, grade in zip(PAIRS, grades, strict=True) if grade.correct != pair.equal]
+def _some_of_each_kind(most: int) -> list[Pair]:
+    """So many pairs of every note and label."""
+    kinds: dict[tuple[str, bool], list[Pair]] = {}
+    for pair in PAIRS:
+        kinds.setdefault((pair.note, pair.equal), []).append(pair)
+    return [pair for kind in kinds.values() for pair in kind[:most]]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "by_symbols"),
+    [(_some_of_each_kind(2), 25), pytest.param(PAIRS, 60, marks=pytest.mark.slow)],
+    ids=["of each kind", "all"],
+)
+def test_pairs_are_graded_as_labelled(grader: Grader, pairs: list[Pair], by_symbols: int) -> None:
+    grades = grader.grade_many([(pair.answer, pair.reference) for pair in pairs])
+    wrong = [(pair, grade.why) for pair, grade in zip(pairs, grades, strict=True) if grade.correct != pair.equal]
     assert not wrong
     for grade in grades:
         assert grade.why
         assert grade.correct == bool(grade.string or grade.symbolic)
         assert grade.disagree == (grade.symbolic is not None and grade.symbolic != grade.string)
     # The labels would be met by text alone in part only; the rest is what the symbolic rule is for.
-    assert sum(grade.disagree for grade in grades) >= 60
+    assert sum(grade.disagree for grade in grades) >= by_symbols
 
 
 @pytest.mark.parametrize("answer", ["1.234.567", "12,34,567", "+1.234.567", "12,34,567 apples"])
@@ -92,8 +105,9 @@ def test_known_limits_are_as_stated(grader: Grader) -> None:
     assert [pair for pair in KNOWN_LIMITS if grader.grade(*pair).correct] == []
 
 
-def test_grades_do_not_depend_on_the_order_of_pairs(grader: Grader) -> None:
-    some = [pair for pair in PAIRS if not pair.note.startswith("other number")][::4]
+@pytest.mark.parametrize("every", [10, pytest.param(4, marks=pytest.mark.slow)])
+def test_grades_do_not_depend_on_the_order_of_pairs(grader: Grader, every: int) -> None:
+    some = [pair for pair in PAIRS if not pair.note.startswith("other number")][::every]
     random.Random(5).shuffle(some)
     expected = {(p.answer, p.reference): grader.grade(p.answer, p.reference) for p in some}
     with Grader(limit=20) as other:
@@ -172,7 +186,11 @@ def impatient() -> Iterator[Grader]:
         yield one
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+#: What hangs in other ways than the tower and the braces do: each costs the limit and a new worker.
+HANGING = ("factorial", "power", "fractions", "powers", "integral")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HANGING else n for n in HOSTILE])
 def test_a_hostile_answer_ends_within_the_limit_and_the_next_is_graded_right(impatient: Grader, name: str) -> None:
     place = list(HOSTILE).index(name)
     # Pairs not seen before, so that the worker is there and asked.
@@ -185,24 +203,23 @@ def test_a_hostile_answer_ends_within_the_limit_and_the_next_is_graded_right(imp
         assert impatient.grade(HOSTILE[name], HOSTILE[name]).correct
 
 
-def test_what_ran_out_of_time_once_is_not_tried_again() -> None:
-    with Grader(limit=0.5) as grader:
-        first = grader.grade(HOSTILE["tower"], "x+2")
-        assert NOTES["time"] in first.why
-        assert grader.grade(HOSTILE["tower"], "x+2") == first
-        assert grader._worker is None  # or the second would have started one
+def test_what_ran_out_of_time_once_is_not_tried_again(impatient: Grader) -> None:
+    first = impatient.grade(HOSTILE["tower"], "x+3")
+    assert NOTES["time"] in first.why
+    assert impatient.grade(HOSTILE["tower"], "x+3") == first
+    assert impatient._worker is None  # or the second would have started one
 
 
-LONG = {
-    unit: unit * (100_000 // len(unit))
-    for unit in ["{", "}", "\\", "1", "1,", "111,", "x+", "\\frac", "\\sqrt(", "\\text{", "\\text{a}", "$", "-$", "x$", "a ", ", ", "_{",
-                 "^\\circ", "\\!", "(", "cm ", "5 cm ", "x=", "=", " ", "-", "\\text{a ", "1 ", "\\begin{", "x\\in", "%", "and ", "\\pm"]
-}  # fmt: skip
+LONG = [
+    "{", "}", "\\", "1", "1,", "111,", "x+", "\\frac", "\\sqrt(", "\\text{", "\\text{a}", "$", "-$", "x$", "a ", ", ", "_{",
+                 "^\\circ", "\\!", "(", "cm ", "5 cm ", "x=", "=", " ", "-", "\\text{a ", "1 ", "\\begin{", "x\\in", "%", "and ", "\\pm",
+]  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", LONG, ids=repr)
-def test_a_hundred_kilobytes_are_compared_as_text(unit: str) -> None:
-    text = LONG[unit] + "1"
+def test_tens_of_kilobytes_are_compared_as_text(unit: str, size: int) -> None:
+    text = unit * (size // len(unit)) + "1"
     with Grader(limit=1.0) as grader:
         assert not grader.grade(text, "2").correct  # what is quadratic would take minutes
 
@@ -216,7 +233,7 @@ def test_too_long_for_the_parser_is_said() -> None:
 def test_memory_is_limited() -> None:
     if sys.platform != "linux":
         pytest.skip("RLIMIT_AS is Linux's")
-    memory = 400 * 1024**2
+    memory = 300 * 1024**2
     with Grader(limit=20, memory=memory) as grader:
         assert grader.grade("1+x", "x+1").correct
         assert grader._worker is not None
@@ -228,21 +245,21 @@ def test_memory_is_limited() -> None:
         assert grader.grade("2+x", "x+2").correct
 
 
-def test_a_worker_killed_from_outside_costs_nothing() -> None:
-    with Grader(limit=20) as grader:
-        assert grader.grade("1+x", "x+1").correct
-        assert grader._worker is not None
-        grader._worker._process.kill()
-        grader._worker._process.wait()
-        assert grader.grade("2+x", "x+2") == Grade(True, "same value", True, False, True)
+def test_a_worker_killed_from_outside_costs_nothing(grader: Grader) -> None:
+    assert grader.grade("31+x", "x+31").correct
+    assert grader._worker is not None
+    grader._worker._process.kill()
+    grader._worker._process.wait()
+    assert grader.grade("32+x", "x+32") == Grade(True, "same value", True, False, True)
 
 
-def test_a_pair_that_crashes_a_fresh_worker_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Grader(limit=LIMIT) as grader:
-        monkeypatch.setattr(Worker, "ask", lambda self, answer, reference: "crash")
-        assert grader.grade("1+x", "x+1").why == f"other text; {NOTES['crash']}"
-        monkeypatch.undo()
-        assert grader.grade("2+x", "x+2").correct
+def test_a_pair_that_crashes_a_fresh_worker_is_compared_as_text(
+    grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "ask", lambda self, answer, reference: "crash")
+    assert grader.grade("41+x", "x+41").why == f"other text; {NOTES['crash']}"
+    monkeypatch.undo()
+    assert grader.grade("42+x", "x+42").correct
 
 
 def test_the_worker_is_lazy_and_ends_with_the_grader() -> None:
