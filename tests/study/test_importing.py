@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 import mless
 from judged_answers import pair
-from mless import stats
+from mless import cli, stats
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.figures import draw
 from mless.integrations.filling import recorded
@@ -432,26 +432,37 @@ def test_another_study_s_folder_is_left_alone(tmp_path: Path):
 # ---- the command -------------------------------------------------------------------------------------------------------
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "mless.cli", *words], capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+    """The command in this process: its exit code, what it printed and what it said."""
+
+    def ran(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mless", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        told = capsys.readouterr()
+        return left.value.code or 0, told.out, told.err
+
+    return ran
 
 
-def test_the_command_prints_the_verdict_and_the_table(tmp_path: Path):
+def test_the_command_prints_the_verdict_and_the_table(tmp_path: Path, run: Callable[..., tuple[object, str, str]]):
     asked = ["import", *two(tmp_path), "--out", str(tmp_path / "out"), "--model", "tiny"]
-    done = run(*asked)
+    done = subprocess.run([sys.executable, "-m", "mless.cli", *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "tiny, 60 items" in done.stdout
     assert "(120 answers imported)" in done.stdout
     assert (tmp_path / "out" / "report.html").exists()
-    told = json.loads(run(*asked, "--json").stdout)
+    told = json.loads(run(*asked, "--json")[1])
     assert {row["condition"] for row in told["accuracy"]} == {"none", "mless"}
 
 
-def test_a_fault_is_one_line_and_exit_code_2(tmp_path: Path):
-    done = run("import", two(tmp_path)[1], "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("mless: differences are taken against the condition 'none'")
-    assert len(done.stderr.splitlines()) == 1
+def test_a_fault_is_one_line_and_exit_code_2(tmp_path: Path, run: Callable[..., tuple[object, str, str]]):
+    code, _, err = run("import", two(tmp_path)[1], "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert err.startswith("mless: differences are taken against the condition 'none'")
+    assert len(err.splitlines()) == 1
 
 
 def test_a_baseline_alone_is_refused_and_leaves_nothing(tmp_path: Path):

@@ -76,6 +76,22 @@ def run_tiny(model: Path, out: Path, **changes: Any) -> Outcome:
     return run_study(load_study("quick", chosen), out)
 
 
+@pytest.fixture(scope="module")
+def plain(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny model, to be read or copied."""
+    folder = tmp_path_factory.mktemp("plain") / "r"
+    run_tiny(tiny, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with narrow margins."""
+    folder = tmp_path_factory.mktemp("narrow") / "r"
+    run_tiny(tiny, folder, **NARROW)
+    return folder
+
+
 def tables_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
 
@@ -327,6 +343,7 @@ def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, m
     assert kernels(folder) == ["joint"]
     assert json.loads((folder / "study.json").read_text())["implementations"]["forward"] == ["joint"]
     # Stopped half-way it is on record already, and a run that goes on with another kernel adds that one.
+    small = SMALL | {"limit": 2}
     half, write, written = tmp_path / "half", ResultFolder.write_unit, []
 
     def once(self: ResultFolder, *args: Any) -> None:
@@ -336,19 +353,19 @@ def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, m
 
     monkeypatch.setattr(ResultFolder, "write_unit", once)
     with pytest.raises(KeyboardInterrupt):
-        run_study(load_study("quick", SMALL), half)
+        run_study(load_study("quick", small), half)
     assert kernels(half) == ["joint"]
     monkeypatch.setattr(ResultFolder, "write_unit", write)
     monkeypatch.setattr("mless.kernels.attended", lambda *args, **named: None)
     monkeypatch.setattr("mless.kernels.implementation", lambda *args, **named: "another")
-    run_study(load_study("quick", SMALL), half)
+    run_study(load_study("quick", small), half)
     assert kernels(half) == ["another", "joint"]
     # Made anew from stored tables or from stored units, nothing is computed and nothing forgotten.
     (half / "retained.parquet").unlink()
-    assert run_study(load_study("quick", SMALL), half).computed == 0
+    assert run_study(load_study("quick", small), half).computed == 0
     assert kernels(half) == ["another", "joint"]
     take_apart(half)
-    assert run_study(load_study("quick", SMALL), half).computed == 0
+    assert run_study(load_study("quick", small), half).computed == 0
     assert kernels(half) == ["another", "joint"]
 
 
@@ -410,9 +427,11 @@ def test_units_are_removed_once_the_tables_hold_them(folder: Path, tmp_path: Pat
     assert tables_of(copy) == tables_of(folder)
 
 
-def test_a_missing_table_is_made_again(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_table_is_made_again(
+    tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the tables that it follows from, without a model; one that holds what was measured is measured again."""
-    run_tiny(tiny, tmp_path / "r")
+    shutil.copytree(plain, tmp_path / "r")
     before = tables_of(tmp_path / "r")
     for name in TABLES:
         (tmp_path / "r" / f"{name}.parquet").unlink()
@@ -436,9 +455,9 @@ NARROW: dict[str, Any] = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margi
 
 @pytest.mark.parametrize("changes", [NARROW, {"flips": 200_000}, NARROW | {"flips": 200_000}])
 def test_other_margins_and_flips_need_no_model(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    run_tiny(tiny, tmp_path / "r")
+    shutil.copytree(plain, tmp_path / "r")
     old = tables_of(tmp_path / "r")
     run_tiny(tiny, tmp_path / "fresh", **changes)
     monkeypatch.setattr("mless.models.load", unwanted)
@@ -459,24 +478,31 @@ def about_of(folder: Path) -> dict[str, Any]:
     return about
 
 
-def test_an_interrupted_run_ends_by_the_margins_it_goes_on_with(tiny: Path, tmp_path: Path) -> None:
-    run_tiny(tiny, tmp_path / "fresh", **NARROW)
-    run_tiny(tiny, tmp_path / "r")
+def test_an_interrupted_run_ends_by_the_margins_it_goes_on_with(
+    tiny: Path, plain: Path, narrow: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(plain, tmp_path / "r")
     take_apart(tmp_path / "r").unit_path("attention", "mless-00002").unlink()
     assert run_tiny(tiny, tmp_path / "r", **NARROW).computed == 1
-    assert tables_of(tmp_path / "r") == tables_of(tmp_path / "fresh")
-    assert about_of(tmp_path / "r") == about_of(tmp_path / "fresh")
+    assert tables_of(tmp_path / "r") == tables_of(narrow)
+    assert about_of(tmp_path / "r") == about_of(narrow)
 
 
 @pytest.mark.parametrize("moment", ["retained", "shares", "study.json"])
 @pytest.mark.parametrize("asked", [{}, NARROW], ids=["as before", "as asked"])
 def test_a_run_killed_while_it_judges_again_loses_nothing(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, asked: dict[str, Any]
+    tiny: Path,
+    plain: Path,
+    narrow: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    asked: dict[str, Any],
 ) -> None:
     """Killed before it writes one of the two tables or its last word; the next run wants the old margins, or the new ones."""
     out = tmp_path / "r"
-    run_tiny(tiny, out)
-    run_tiny(tiny, tmp_path / "fresh", **asked)
+    shutil.copytree(plain, out)
+    fresh = narrow if asked else plain
     monkeypatch.setattr("mless.models.load", unwanted)
     write_table, write_manifest = ResultFolder.write_table, ResultFolder.write_manifest
 
@@ -497,15 +523,16 @@ def test_a_run_killed_while_it_judges_again_loses_nothing(
             run_tiny(tiny, out, **NARROW)
     assert json.loads((out / "study.json").read_text())["complete"] is True
     assert run_tiny(tiny, out, **asked) == Outcome(out, 0, 6)
-    assert tables_of(out) == tables_of(tmp_path / "fresh")
-    assert about_of(out) == about_of(tmp_path / "fresh")
+    assert tables_of(out) == tables_of(fresh)
+    assert about_of(out) == about_of(fresh)
 
 
-def test_a_folder_of_before_is_judged_anew_too(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_before_is_judged_anew_too(
+    tiny: Path, plain: Path, narrow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its study.json has margins among what must agree, and no digest of how it was judged."""
     out = tmp_path / "r"
-    run_tiny(tiny, out)
-    run_tiny(tiny, tmp_path / "fresh", **NARROW)
+    shutil.copytree(plain, out)
     put_units_back(out)
     about = json.loads((out / "study.json").read_text())
     del about["analysis"]
@@ -514,7 +541,7 @@ def test_a_folder_of_before_is_judged_anew_too(tiny: Path, tmp_path: Path, monke
     monkeypatch.setattr("mless.models.load", unwanted)
     assert run_tiny(tiny, out) == Outcome(out, 0, 6, fresh=False)
     assert run_tiny(tiny, out, **NARROW) == Outcome(out, 0, 6)
-    assert tables_of(out) == tables_of(tmp_path / "fresh")
+    assert tables_of(out) == tables_of(narrow)
 
 
 def test_without_out_a_run_finds_the_numbers_it_can_judge_anew(
@@ -786,7 +813,7 @@ def test_remote_code_is_no_field_of_a_study() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"limit": 5, "conditions": "none,mless"}, pytest.param({}, marks=pytest.mark.slow)],
+    [{"limit": 3, "conditions": "none,mless"}, pytest.param({}, marks=pytest.mark.slow)],
     ids=["some", "whole"],
 )
 def test_the_quick_study_finds_what_was_published(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def _some_of_each_kind(most: int) -> list[Pair]:
 
 @pytest.mark.parametrize(
     ("pairs", "by_symbols"),
-    [(_some_of_each_kind(2), 25), pytest.param(PAIRS, 60, marks=pytest.mark.slow)],
+    [(_some_of_each_kind(2), 20), pytest.param(PAIRS, 60, marks=pytest.mark.slow)],
     ids=["of each kind", "all"],
 )
 def test_pairs_are_graded_as_labelled(grader: Grader, pairs: list[Pair], by_symbols: int) -> None:
