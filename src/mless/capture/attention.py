@@ -497,8 +497,8 @@ def _run_in_parts(
 def _refuse_changing_scales(model: LoadedModel, tokens: int, part: int) -> None:
     """Keys of early parts would be turned by another scale than the whole prompt's."""
     config = model.model.config.get_text_config()
-    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    for rope in [told, *(value for value in told.values() if isinstance(value, Mapping))]:
+    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]:
         original = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", tokens)
         kind = rope.get("rope_type")
         if tokens > original and (kind == "dynamic" or (kind == "longrope" and part <= original)):

@@ -69,9 +69,9 @@ def _root(
 
 def main() -> None:
     """Entry point. Bad input is one line on standard error and exit code 2."""
-    # OpenMP's threads spin while they wait; on a machine with other work that makes a run four times as long.
+    # OpenMP's threads spin while they wait, which makes a run four times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A precaution: a rerun must end with the same bits, so MKL may not choose threads and code paths anew.
+    # A rerun must end with the same bits, so MKL may not choose other threads or code paths.
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     os.environ.setdefault("MKL_CBWR", "AUTO")
     try:

@@ -94,7 +94,7 @@ def figure(
     drawing = options.drawing
     changes = study_changes(options)
     sets = options.sets or []
-    # Of a figure with two halves, settings of answers are for the half that is made of answers.
+    # In a figure with two halves, settings for answers belong to the half made of answers.
     spec = load_study(name, changes, [text for text in sets if not (drawing.bars and text.startswith("accuracy."))])
     shown = figure_spec(spec)
     left = _left_half(spec, changes, sets) if drawing.bars else None

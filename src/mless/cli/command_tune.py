@@ -95,7 +95,7 @@ def tune(
 
     changes = study_changes(options)
     if study_changes(options.grid):
-        # A grid that is typed is the whole grid: nothing else of the study's own is tried.
+        # A grid given on the command line replaces the study's whole grid.
         empty: dict[str, list[str]] = {f"tune.{one.name}": [] for one in fields(GridOptions)} | {"tune.settings": []}
         changes = empty | changes
 

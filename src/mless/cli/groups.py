@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 
 class StudyField:
-    """Marks an option that sets study fields: those named here, or else the one that is called like the option."""
+    """Marks an option that sets study fields: those named here, else the one with the option's name."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -30,7 +30,7 @@ def study_changes(options: object) -> dict[str, Any]:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer needs it: every option of its groups is a parameter of its own, in the order they are declared in."""
+    """The command as typer needs it: every option of its groups is one parameter, in the order of declaration."""
     parameters = list(_parameters(command))
 
     def call(**values: Any) -> None:

@@ -85,7 +85,7 @@ def _print_accuracy(folder: Path) -> None:
             number(row["no_answer"]), number(row.get("guessed")),
             number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
         )  # fmt: skip
-    # A table whose cells are broken cannot be read, so without a terminal it gets the width it needs.
+    # Broken cells cannot be read, so without a terminal the table gets the width it needs.
     console = Console(highlight=False)
     if not console.is_terminal:
         wide = Console(highlight=False, width=1000)

@@ -32,7 +32,7 @@ engines: Registry[EngineKind] = Registry(
         ),
         "scripted": EngineKind(
             "mless.engines.scripted:opened",
-            takes_arm=True,  # it says what it was told to say, whatever the condition
+            takes_arm=True,  # its answers are given, whatever the condition
             takes_text=True,
             reads_prompts=False,
             requires={"script": "the scripted engine needs its answers: --set accuracy.script=FILE.json"},

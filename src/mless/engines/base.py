@@ -1,4 +1,4 @@
-"""What text generation is to the rest of the house: prompts as token ids in, texts and token counts out."""
+"""The interface of text generation: prompts go in as token ids, texts and token counts come out."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to be drawn. (condition, item, sample) names it; `seed` belongs to (item, sample), so conditions share their luck.
+    """One answer to be drawn. (condition, item, sample) names it; `seed` belongs to (item, sample), so all conditions draw the same random
+    numbers.
 
-    Exactly one of `token_ids` and `messages` is filled: messages, (role, text) pairs, are for servers whose tokens are not under our
-    control. `arm` runs the model with ARM. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2, …;
-    tokens in `hidden` (start, stop) are seen by no token outside of it.
+    Exactly one of `token_ids` and `messages` is filled. Messages, (role, text) pairs, are for servers that make the tokens themselves.
+    `arm` runs the model with ARM. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2,
+    …; tokens in `hidden` (start, stop) are seen only by each other.
     """
 
     condition: str
@@ -66,7 +67,7 @@ class Request:
 
 
 def by_arm(requests: Sequence[Request]) -> dict[ArmSettings | None, list[Request]]:
-    """The requests by what ARM does to the model for them, those without it first: a model can only be run one way at a time."""
+    """The requests grouped by their ARM settings, those without ARM first: a model runs with one setting at a time."""
     found: dict[ArmSettings | None, list[Request]] = {}
     for request in sorted(requests, key=lambda request: request.arm is not None):
         found.setdefault(request.arm, []).append(request)
@@ -91,7 +92,7 @@ class Reply:
 
 
 class OutOfMemory(EngineFault):
-    """So many `slots` do not fit. Their number is part of the numbers, so it is the caller who halves it and begins anew."""
+    """So many `slots` do not fit. Results depend on their number, so the caller halves it and starts again."""
 
     def __init__(self, message: str, slots: int) -> None:
         super().__init__(message)
@@ -100,7 +101,7 @@ class OutOfMemory(EngineFault):
 
 @runtime_checkable
 class Engine(Protocol):
-    """The one small interface. Replies come as they finish, in any order, each request answered exactly once or an error raised."""
+    """The one small interface. Replies come as they finish, in any order. Each request is answered exactly once, or an error is raised."""
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request; `live` asks for at most so many rows at once (the A/A control runs with another number)."""

@@ -1,8 +1,9 @@
-"""A transformers model in this process: rows that finish leave, new prompts enter, and no row's answer depends on its neighbours.
+"""A transformers model in this process. Rows that finish leave, new prompts enter, and no row's answer depends on its neighbours.
 
 **row-stable** (the default): a forward always has S rows, empty ones filled with dummies, and a row's tokens always sit at the same
 cache slots. Everything that could change a row's bits (padded length, chunk shapes, shared prefix) is a function of that row's own
-prompt, so order, resume and the number of live rows cannot. **batch-invariant**: matrix products go by fixed blocks of rows, so S cannot either.
+prompt, so order, resume and the number of live rows cannot change them. **batch-invariant**: matrix products go by fixed blocks of rows, so
+S cannot change them either.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from mless.values import ArmSettings
 Mode = Literal["row-stable", "batch-invariant"]
 #: Rows of one matrix product in batch-invariant mode.
 BLOCK = 16
-#: Rows side by side when the promise is shown; enough to fill a prefill.
-_COMPANY = 12
-#: How far logits in slots may be from those of the model's own forward, as a share of their size: rounding, and no more.
+#: Rows side by side in the self-check; enough to fill a prefill.
+_SELF_CHECK_ROWS = 12
+#: Largest allowed difference between logits in slots and those of the model's own forward, as a share of their size: rounding only.
 _FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
-#: What a cache may take of a CPU's memory by default; a GPU says itself when it has no more.
+#: Largest default cache on a CPU. A GPU raises an error when its memory is full.
 _CPU_CACHE_BYTES = 3 << 30
 
 
 @dataclass
 class _Row:
-    """A request on its way through a slot."""
+    """A request and the slot it is answered in."""
 
     request: Request
     slot: int
@@ -65,8 +66,8 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Flight:
-    """A step that was started: whose it is, where its tokens will be, and what to wait for before reading them."""
+class _StartedStep:
+    """A started step: its rows, the tensor its tokens go to, and the event to wait for before reading them."""
 
     rows: dict[int, _Row]
     tokens: Int[Tensor, " rows"]
@@ -76,7 +77,7 @@ class _Flight:
 class HfEngine:
     """`length` is the number of cache slots of a row: the longest prompt and its answer. It is part of what a forward computes, as `slots` is.
 
-    Where `slots` are not given they are chosen by the device, no more than `most` requests could fill.
+    Without `slots` the device decides, and no more are made than `most` requests can fill.
     """
 
     def __init__(
@@ -105,14 +106,14 @@ class HfEngine:
         self._experts = has_experts(model.model)
         self._layout = Layout()
         self._ends = _ends(model)
-        self._cache = SlotCache(model.layers, self.length, self._layout)  # without memory as yet
+        self._cache = SlotCache(model.layers, self.length, self._layout)  # allocated by the first forward
         self._prefill = Prefill(model, self._cache)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
-        self._short = False  # whether a step may leave out the slots that nobody has filled
+        self._short = False  # whether a step may skip empty cache slots
         self._served = ""  # what computes a step's attention
-        # In batch-invariant mode products must go by blocks, whatever the number of slots.
+        # In batch-invariant mode products always go by blocks.
         self._packed = packed_products(model.model, self.slots) if mode == "row-stable" else []
         try:
             self._allocate()
@@ -120,7 +121,7 @@ class HfEngine:
             self.close()
             raise self._out_of_memory() from None
 
-    # ---- what the rest of the house sees ---------------------------------------------------------------------------
+    # ---- what callers use ---------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those with ARM come last."""
@@ -138,21 +139,21 @@ class HfEngine:
         rows: dict[int, _Row] = {}
         waiting = deque(order)
         free = list(range(self.slots))[::-1]
-        flight: _Flight | None = None
+        running: _StartedStep | None = None
         while waiting or rows:
             room = most - len(rows)
-            # On a GPU prompts are prefilled several at a time, so some slots wait for company.
+            # On a GPU prompts are prefilled several at a time, so free slots wait until a group can enter.
             if waiting and (
-                room >= min(self._prefill.company(waiting[0]), len(waiting), max(1, most // 2)) or not rows
+                room >= min(self._prefill.rows_together(waiting[0]), len(waiting), max(1, most // 2)) or not rows
             ):
                 for row in self._admit(waiting, free, room):
                     rows[row.slot] = row
             started = self._start(rows, decoding)
-            # A GPU is a step ahead: it computes the next tokens while these are looked at. A row that has just ended then computes one more,
-            # which nobody reads.
-            landing, flight = (flight, started) if started.done is not None else (started, None)
-            if landing is not None:
-                yield from self._land(landing, rows, free, decoding)
+            # A GPU is one step ahead: it computes the next tokens while these are read. A row that has just ended computes one more token,
+            # which is dropped.
+            finished, running = (running, started) if started.done is not None else (started, None)
+            if finished is not None:
+                yield from self._finish_rows(finished, rows, free, decoding)
 
     def about(self) -> dict[str, Any]:
         model = self._model
@@ -177,34 +178,37 @@ class HfEngine:
         }
 
     def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
-        """Show the promise on this machine: a few rows alone, then all together in other slots, must give the same bits of logits.
+        """Check on this machine that a few rows, alone and then together in other slots, give the same bits of logits.
 
-        Once without ARM and, where requests have it, once with the first of it.
+        Done once without ARM, and once with the first ARM setting where requests have one.
         """
         groups = list(by_arm(requests).items())
-        told: dict[str, Any] = {"prompts": 0, "tokens": 0, "logits": "same bits alone and together, in other slots"}
+        found: dict[str, Any] = {"prompts": 0, "tokens": 0, "logits": "same bits alone and together, in other slots"}
         try:
             for arm, group in groups[:1] + [one for one in groups[1:] if one[0] is not None][:1]:
                 with self._armed(arm):
                     shown = self._show(group, tokens)
-                told |= {"prompts": told["prompts"] + shown["prompts"], "tokens": max(told["tokens"], shown["tokens"])}
-                told["forward"] = max(told.get("forward", 0.0), shown["forward"])
+                found |= {
+                    "prompts": found["prompts"] + shown["prompts"],
+                    "tokens": max(found["tokens"], shown["tokens"]),
+                }
+                found["forward"] = max(found.get("forward", 0.0), shown["forward"])
         except torch.OutOfMemoryError:
             raise self._out_of_memory() from None
-        return told
+        return found
 
     def _show(self, requests: Sequence[Request], tokens: int) -> dict[str, Any]:
         distinct = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
         chosen = [distinct[0], distinct[len(distinct) // 2], distinct[-1]] if len(distinct) > 3 else distinct
         chosen = chosen[-self.slots :]
         tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
-        # Beside others of the same shape, so that prompts are prefilled in company too, as they are in a run.
+        # Add rows of the same shape, so that prompts are prefilled in groups, as in a run.
         shapes = {self._prefill.shape(request) for request in chosen}
         others = [r for r in distinct if r not in chosen and self._prefill.shape(r) in shapes]
-        company = [*chosen, *others[: max(0, min(_COMPANY, self.slots) - len(chosen))]]
-        company.sort(key=self._prefill.shape, reverse=True)
+        rows = [*chosen, *others[: max(0, min(_SELF_CHECK_ROWS, self.slots) - len(chosen))]]
+        rows.sort(key=self._prefill.shape, reverse=True)
         alone = [self._trace([request], tokens)[0] for request in chosen]
-        beside = dict(zip([r.key for r in company], self._trace(company, tokens), strict=True))
+        beside = dict(zip([r.key for r in rows], self._trace(rows, tokens), strict=True))
         together = [beside[request.key] for request in chosen]
         different = sum(not torch.equal(a, b) for a, b in zip(alone, together, strict=True))
         if different:
@@ -256,13 +260,13 @@ class HfEngine:
         self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._hidden = torch.zeros(rows, 2, dtype=torch.long, device=device)
         # Two, because one is being read while the other is filled.
-        self._landed = [torch.zeros(rows, dtype=torch.long, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._host_tokens = [torch.zeros(rows, dtype=torch.long, pin_memory=device.type == "cuda") for _ in range(2)]
         self._seeds = torch.zeros(rows, dtype=torch.long, device=device)
         self._layout.at, self._layout.hidden = self._at, self._hidden
         fault: Exception | None = None
         try:
             self._forward()  # gives the cache its memory
-        except (ValueError, AttributeError) as raised:  # of a cache that is asked for what only others have
+        except (ValueError, AttributeError) as raised:  # raised by a model that asks for another kind of cache
             fault = raised
         if fault is not None or not self._cache.ready:
             why = f" ({str(fault).splitlines()[0]})" if fault is not None else ""
@@ -278,9 +282,10 @@ class HfEngine:
             self._capture()
 
     def _capture(self) -> None:
-        """Record one decoding step as a CUDA graph: a step of a small model is mostly the launching of its kernels.
+        """Record one decoding step as a CUDA graph: launching kernels is most of a small model's step.
 
-        A model whose forward looks at its own numbers (dynamic RoPE does) cannot be recorded; it decodes step by step, and `about` says so.
+        A forward that branches on its own numbers (dynamic RoPE) cannot be recorded. Such a model decodes step by step, and `about` says
+        so.
         """
         self._graph = self._logits = None
         stream, here = _side_stream(self._model.device), torch.cuda.current_stream(self._model.device)
@@ -303,7 +308,7 @@ class HfEngine:
 
     @contextmanager
     def _armed(self, settings: ArmSettings | None) -> Generator[None]:
-        """Inside the block the model runs with ARM, in a captured step of its own; afterwards with the one it had."""
+        """Inside the block the model runs with ARM and its own captured step; afterwards the earlier step is used again."""
         if settings is None:
             yield
             return
@@ -353,7 +358,7 @@ class HfEngine:
         while waiting and room > 0:
             shape = self._prefill.shape(waiting[0])
             group: list[Request] = []
-            most = min(room, self._prefill.company(waiting[0]))
+            most = min(room, self._prefill.rows_together(waiting[0]))
             while waiting and len(group) < most and self._prefill.shape(waiting[0]) == shape:
                 group.append(waiting.popleft())
             room -= len(group)
@@ -367,7 +372,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def _set(self, group: Sequence[Request], slots: Sequence[int]) -> None:
-        """What goes into these slots next: a prompt's last token. From then on each step hands its tokens to the next one itself."""
+        """What goes into these slots next: a prompt's last token. From then on each step passes its tokens to the next."""
         last = [
             (r.token_ids[-1], len(r.token_ids) - 1, positions_of(r)[-1], arm_seed(r), *(r.hidden or (0, 0)))
             for r in group
@@ -380,7 +385,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def _leave(self, slots: Sequence[int]) -> None:
-        """Empty slots stand at the beginning, where there is nothing to attend to."""
+        """Empty slots go back to position 0, where there is nothing to attend to."""
         at = sent(slots, self._model.device)
         for target in (self._tokens, self._at, self._positions):
             target.index_fill_(0, at, 0)
@@ -388,10 +393,10 @@ class HfEngine:
     def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
         self._cache.clear(slots)
         if not shape[0]:
-            return  # a prompt of one token: the first decoding step is all
-        nursery = self._prefill.run(group, shape, self._arm)
+            return  # a prompt of one token needs no prefill
+        filled = self._prefill.run(group, shape, self._arm)
         for row, slot in enumerate(slots):
-            self._cache.take_over(slot, nursery, row, min(shape[0], self.length))
+            self._cache.take_over(slot, filled, row, min(shape[0], self.length))
 
     # ---- decode ----------------------------------------------------------------------------------------------------------
 
@@ -416,7 +421,7 @@ class HfEngine:
             yield
 
     def _step(self) -> Float[Tensor, "rows vocabulary"]:
-        """The logits of every slot's next token; the slots that no row is in compute something that nobody reads."""
+        """The logits of every slot's next token. Those of empty slots are not used."""
         if self._graph is not None:
             self._graph.replay()
             assert self._logits is not None
@@ -425,33 +430,35 @@ class HfEngine:
 
     @torch.inference_mode()
     def _move(self, chosen: Int[Tensor, " rows"]) -> None:
-        """One token further, on the device: no step waits for the host."""
+        """Move one token on, on the device, so that no step waits for the host."""
         self._tokens.copy_(chosen[:, None])
-        # Slots without a row go on too, but never beyond what there is.
+        # Empty slots move too, but never past the end.
         self._at.add_(1).clamp_(max=self.length - 1)
         self._positions.add_(1).clamp_(max=self._reach - 1)
 
-    def _start(self, rows: dict[int, _Row], decoding: Decoding) -> _Flight:
-        # Sent before the step is started: afterwards they would wait behind it.
+    def _start(self, rows: dict[int, _Row], decoding: Decoding) -> _StartedStep:
+        # Sent before the step starts; afterwards they would wait for it.
         draws = None if decoding.greedy else self._draws(rows)
         with torch.inference_mode():
             chosen = _chosen(self._step(), draws, decoding)
         self._move(chosen)
         if not chosen.is_cuda:
-            return _Flight(dict(rows), chosen, None)
-        self._landed.reverse()
-        tokens = self._landed[0]
+            return _StartedStep(dict(rows), chosen, None)
+        self._host_tokens.reverse()
+        tokens = self._host_tokens[0]
         tokens.copy_(chosen, non_blocking=True)
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(chosen.device))
-        return _Flight(dict(rows), tokens, done)
+        return _StartedStep(dict(rows), tokens, done)
 
-    def _land(self, flight: _Flight, rows: dict[int, _Row], free: list[int], decoding: Decoding) -> Iterator[Reply]:
-        if flight.done is not None:
-            flight.done.synchronize()
-        tokens: list[int] = flight.tokens.tolist()
+    def _finish_rows(
+        self, step: _StartedStep, rows: dict[int, _Row], free: list[int], decoding: Decoding
+    ) -> Iterator[Reply]:
+        if step.done is not None:
+            step.done.synchronize()
+        tokens: list[int] = step.tokens.tolist()
         replies: list[Reply] = []
-        for slot, row in flight.rows.items():
+        for slot, row in step.rows.items():
             if rows.get(slot) is not row:
                 continue  # it had ended before this step was read
             token = tokens[slot]
@@ -482,7 +489,7 @@ class HfEngine:
 
     def _stopped(self, made: Sequence[int], stop: Sequence[str]) -> str | None:
         """The text up to the first stop text, where one has just appeared."""
-        # A token spells a byte at least, so that a stop text which has just ended lies in so many of them.
+        # A token holds at least one byte, so a stop text that has just ended lies within this many tokens.
         tail = self._decode(made[-max(32, *(len(text.encode()) + 1 for text in stop)) :])
         if not any(text in tail for text in stop):
             return None
@@ -513,7 +520,7 @@ class HfEngine:
 
 
 class _InBlocks(TorchFunctionMode):
-    """Matrix products with weights by blocks of so many rows, so that the shape of each product is the same for any number of rows."""
+    """Matrix products in blocks of `BLOCK` rows, so that each product has the same shape for any number of rows."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -538,12 +545,12 @@ def opened(given: Opening) -> HfEngine:
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all engines: cuBLAS keeps a workspace for every stream it has seen, and never gives it back."""
+    """One stream for all engines: cuBLAS keeps a workspace for every stream it has seen and never frees it."""
     return torch.cuda.Stream(device)
 
 
 def default_slots(model: LoadedModel, length: int, most: int | None = None) -> int:
-    """128, or fewer where there is less to do or a CPU's cache would grow too large; a power of two."""
+    """128; fewer for few requests, or where a CPU's cache would be too large. Always a power of two."""
     wanted = 128 if most is None else min(128, max(8, 1 << (most - 1).bit_length()))
     if model.device.type != "cpu":
         return wanted
@@ -555,7 +562,7 @@ def default_slots(model: LoadedModel, length: int, most: int | None = None) -> i
 
 
 def _one_scale(model: LoadedModel) -> int:
-    """Up to where all rows have one rotary scale. Beyond, the longest row of a forward would choose it for the others."""
+    """The length up to which all rows have one rotary scale. Beyond it, the longest row would set the scale of the others."""
     rope: Any = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         return rope.get("original_max_position_embeddings") or model.context
@@ -575,5 +582,5 @@ def _chosen(
     logits: Float[Tensor, "rows vocabulary"], draws: Float[Tensor, "rows 1"] | None, decoding: Decoding
 ) -> Int[Tensor, " rows"]:
     if draws is None:
-        return logits.max(-1).indices  # of equals the first, as argmax, and five times faster on a CPU
+        return logits.max(-1).indices  # ties: the first, as argmax; five times faster on a CPU
     return kernels.drawn(logits, draws, temperature=decoding.temperature, top_k=decoding.top_k, top_p=decoding.top_p)

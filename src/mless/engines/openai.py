@@ -19,7 +19,7 @@ from mless.engines.opening import Opening
 from mless.engines.wire import KEY_VARIABLES, Again, Background, Page, Server, Session, Stopped, plain
 from mless.errors import BadStudy, EngineFault
 
-#: `Reply.n_tokens` where the server does not say it and no tokenizer was given. An estimate would be taken for a count.
+#: `Reply.n_tokens` where the server gives no count and there is no tokenizer. An estimate would look like a count.
 UNKNOWN_TOKENS = -1
 
 _MOST_TOKENS = 2**31 - 1  # what the column `n_tokens` holds; no answer is so long
@@ -28,7 +28,7 @@ _V1 = "base_url should be the part before /chat/completions, which mostly ends i
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """For the user, once for each kind: with many requests under way, every one would flood the screen."""
+    """A message for the user, shown once for each kind; otherwise many requests would flood the screen."""
 
     kind: str
     text: str
@@ -43,16 +43,16 @@ class _Drawn:
     reason: str
 
 
-def _silent(told: str) -> None: ...
+def _silent(said: str) -> None: ...
 
 
 class OpenAIEngine:
     """An OpenAI-compatible server at `base_url`.
 
     Requests with token ids go to ``/completions`` (vLLM and llama.cpp accept ids there), requests with messages to ``/chat/completions``.
-    At most `concurrency` are under way at once. A request is tried again up to `retries` times, with growing waits, after 429, 5xx, a
-    timeout, a cut connection or a broken body; what cannot be mended so raises `EngineFault`. `n_tokens` is what the server counts; where
-    it does not, what `tokenizer` counts in the text, and without one `UNKNOWN_TOKENS` (−1): no count at all rather than a guess.
+    At most `concurrency` are under way at once. After 429, 5xx, a timeout, a cut connection or a broken body, a request is tried again up
+    to `retries` times, with growing waits. Other faults, and the last one, raise `EngineFault`. `n_tokens` is the server's count, else
+    `tokenizer`'s count of the text, else `UNKNOWN_TOKENS` (−1); never a guess.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OpenAIEngine:
         self._runs: list[Background[_Drawn | _Notice]] = []
         self._fingerprints: set[str] = set()
         self._server_says: dict[str, Any] | None = None
-        wire.key_header()  # a key that cannot be sent is told now
+        wire.key_header()  # a key that cannot be sent is refused now
 
     def __repr__(self) -> str:
         return f"OpenAIEngine({self.base_url!r}, {self.model!r})"
@@ -111,7 +111,7 @@ class OpenAIEngine:
         }
 
     def close(self) -> None:
-        """End what is under way. Answers already handed out stay with who has them."""
+        """Stop all requests. Answers already returned stay valid."""
         for run in list(self._runs):
             run.cancel()
 
@@ -165,7 +165,7 @@ class OpenAIEngine:
         repeated: Counter[str],
         put: Callable[[_Drawn | _Notice], None],
     ) -> None:
-        """All requests, by `workers` at once. After a fault nothing more is sent; answers under way still arrive."""
+        """Send all requests, `workers` at a time. After a fault nothing more is sent; answers to sent requests still arrive."""
         left, faults = iter(requests), list[Exception]()
 
         async def worker(session: Session) -> None:
@@ -204,7 +204,7 @@ class OpenAIEngine:
         }
 
     def _reply(self, drawn: _Drawn, decoding: Decoding) -> Reply:
-        """Made in the reader's thread: tokenizers do not like to be asked by several."""
+        """Runs in the reader's thread: tokenizers are not safe in several."""
         request, text, finish, tokens = drawn.request, drawn.text, drawn.finish, drawn.tokens
         if tokens is not None and tokens > decoding.max_new_tokens:
             self._say_once(
@@ -317,7 +317,7 @@ class OpenAIEngine:
                     said["version"] = plain(version)
         put(said)
 
-    # ---- what the user is told ----
+    # ---- notes to the user ----
 
     def _warn_before(self, requests: Sequence[Request]) -> None:
         if any(request.messages for request in requests):
@@ -360,7 +360,7 @@ def _check_request(request: Request) -> None:
 
 
 def _count_in(body: dict[str, Any]) -> int | None:
-    """The tokens that the server counted; None where it says nothing, or nonsense."""
+    """The server's token count; None where it is missing or not a number."""
     usage = body.get("usage")
     count = cast("dict[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else None
     known = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_TOKENS
@@ -386,7 +386,7 @@ def _text_of(choice: Any) -> str | None:
         text = fields.get("text")
     if not isinstance(text, str):
         return None
-    # Half a surrogate pair is valid in JSON and in no file.
+    # Half a surrogate pair is valid in JSON but cannot be written to a file.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

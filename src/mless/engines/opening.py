@@ -42,8 +42,8 @@ class Opening:
     """Everything that an engine may be made from. Each takes what it needs.
 
     `described` is there for engines with `needs_weights`, `loaded` for those with `needs_loaded`. `longest` counts the tokens of the longest
-    prompt. `most` is the number of requests in the whole study without its A/A control: resuming must not change it, as the slots follow
-    from it and are part of the numbers.
+    prompt. `most` is the number of requests in the whole study without its A/A control. The number of slots follows from it and changes
+    results, so resuming must not change it.
     """
 
     #: As the study names it.
@@ -93,11 +93,11 @@ class EngineKind:
     takes_text: bool = False
     #: Whether prompts matter to it. A script answers by the item's name.
     reads_prompts: bool = True
-    #: Fields of [accuracy] that must be given, each with what to say where it is not.
+    #: Fields of [accuracy] that must be given, each with the message for when it is missing.
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def missing(self, settings: object) -> str | None:
-        """What to say where the settings lack a field that this engine requires; None where they are complete."""
+        """The message for a required field that the settings lack; None where they are complete."""
         return next((says for name, says in self.requires.items() if not getattr(settings, name, None)), None)
 
     def open(self, given: Opening) -> Engine:

@@ -1,6 +1,6 @@
-"""Prompts on their way into the slots: computed a few at a time, beginnings that many have in common once.
+"""Prefill of prompts: a few at a time, and each shared beginning only once.
 
-Whatever could change a prompt's bits here (padded length, rows beside it, shared beginning) is a function of that prompt alone.
+What could change a prompt's bits (padded length, number of rows, shared beginning) depends on that prompt alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mless.redistribution import ArmHandle
 
 #: A prompt's new tokens are padded to a multiple of the first, its cache to one of the second.
 CHUNK, BUCKET = 32, 64
-#: Tokens prefilled at once, in no more rows than the second number: a few leave most of a GPU idle, and on a CPU read all weights for little.
+#: (tokens, rows) prefilled at once, at most. With fewer a GPU is mostly idle, and a CPU reads all weights for little work.
 _AT_ONCE = {"cuda": (4096, 8), "cpu": (256, 8)}
-#: Shared beginnings kept; there are as many as conditions, and a few are too small to matter.
+#: Shared beginnings kept: there are about as many as conditions.
 _PREFIXES = 32
 
 
@@ -33,18 +33,18 @@ class Prefill:
     def __init__(self, model: LoadedModel, cache: SlotCache) -> None:
         self._model = model
         self._cache = cache
-        # Prompts prefilled together would share their experts' products.
+        # Prompts prefilled together would share the products of their experts.
         self._at_once = (1, 1) if has_experts(model.model) else _AT_ONCE.get(model.device.type, (1, 1))
         self._layout = Layout()
         self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
-        # Prompts come by their shapes, the longest first, so one cache is enough; it stays while the shape does.
-        self._nursery: tuple[tuple[int, int], SlotCache] | None = None
+        # Prompts come sorted by shape, the longest first, so one cache is kept, and reused while the shape stays.
+        self._prompt_cache: tuple[tuple[int, int], SlotCache] | None = None
 
     def try_largest(self, length: int) -> None:
-        """The longest prefill there can be, and the largest cache of one, so that memory is short now and not in the middle of a run."""
+        """Run the longest prefill and the largest cache now, so that memory does not run out in the middle of a run."""
         self.run([], (length, length), None)
         self.run([], (length, 1), None)
-        self._nursery = None
+        self._prompt_cache = None
 
     def shape(self, request: Request) -> tuple[int, int]:
         """Cache length and number of new tokens of a prompt's prefill, both padded: functions of the prompt alone.
@@ -56,26 +56,26 @@ class Prefill:
         return math.ceil((shared + new) / BUCKET) * BUCKET, new
 
     def _rows(self, new: int) -> int:
-        """How many prompts with so many new tokens share a prefill; always as many, some of them dummies."""
+        """The fixed number of rows of a prefill with so many new tokens; unused rows are dummies."""
         tokens, most = self._at_once
         return max(1, min(most, tokens // max(new, 1)))
 
-    def company(self, request: Request) -> int:
+    def rows_together(self, request: Request) -> int:
         return self._rows(self.shape(request)[1])
 
     def run(self, group: Sequence[Request], shape: tuple[int, int], arm: ArmHandle | None) -> SlotCache:
         """Keys and values of some prompts of one shape, all but their last tokens; always the same number of rows."""
         bucket, new = shape
         rows = self._rows(new)
-        if self._nursery is None or self._nursery[0] != (bucket, rows):
-            self._nursery = None  # before the next one gets its memory
+        if self._prompt_cache is None or self._prompt_cache[0] != (bucket, rows):
+            self._prompt_cache = None  # before the next one gets its memory
             empty = SlotCache(self._model.layers, bucket, self._layout)
-            self._nursery = (bucket, rows), empty.shaped_like(self._cache, rows)
-        nursery = self._nursery[1]
-        nursery.clear(range(rows))
+            self._prompt_cache = (bucket, rows), empty.shaped_like(self._cache, rows)
+        cache = self._prompt_cache[1]
+        cache.clear(range(rows))
         ids = torch.zeros(rows, new, dtype=torch.long)
         at = torch.arange(new).expand(rows, -1).clone()
-        # Padding stands at position 0: nobody sees it, and beyond the context some models have no position.
+        # Padding has position 0: no token sees it, and past the context some models have no positions.
         positions = torch.zeros_like(at)
         hidden = torch.zeros(rows, 2, dtype=torch.long)
         for row, request in enumerate(group):
@@ -86,14 +86,14 @@ class Prefill:
             positions[row, : len(rest)] = torch.tensor(positions_of(request)[shared:-1])
             hidden[row] = torch.tensor(request.hidden or (0, 0))
             if shared:
-                nursery.write(row, self._beginning(request, shared, arm))
+                cache.write(row, self._beginning(request, shared, arm))
         if new:
             seeds = [arm_seed(request) for request in group] + [0] * (rows - len(group))
-            self._fill(nursery, ids, at, positions, hidden, seeds, arm)
-        return nursery
+            self._fill(cache, ids, at, positions, hidden, seeds, arm)
+        return cache
 
     def _beginning(self, request: Request, shared: int, arm: ArmHandle | None) -> Beginning:
-        """Keys and values of a beginning that other prompts have too; computed once, alone, whoever asks first."""
+        """Keys and values of a beginning that other prompts share; computed once, in a row of its own."""
         position_ids = positions_of(request)[:shared]
         hidden = request.hidden if request.hidden is not None and request.hidden[0] < shared else None
         key = (request.token_ids[:shared], tuple(position_ids), hidden)
@@ -133,12 +133,12 @@ class Prefill:
 
 
 def _shared(request: Request) -> int:
-    """How many of its first tokens a prompt has from elsewhere. With ARM none: what is drawn there is the row's own."""
+    """How many of a prompt's first tokens are shared with others. With ARM none, because ARM draws per row."""
     return min(request.shared, len(request.token_ids) - 1) if request.arm is None else 0
 
 
 def arm_seed(request: Request) -> int:
-    """What ARM draws is of the item and the sample, as the answer's own luck is, and of the setting's seed."""
+    """ARM's seed: the request's seed mixed with the setting's."""
     own = request.arm.seed if request.arm is not None else 0
     return (request.seed + own * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
 

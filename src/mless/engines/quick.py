@@ -1,7 +1,9 @@
-"""A quicker decoding step. On a GPU norms, rotations and gated MLPs are one kernel each; on a CPU weights are laid out for its matrix units once.
+"""A quicker decoding step.
 
-Nothing here knows a family. A module or a function is replaced when, on random numbers of the model's own sizes, the kernel gives what it
-gives up to a rounding of the model's dtype; everything else stays as the model has it.
+On a GPU norms, rotations and gated MLPs are one kernel each. On a CPU weights are laid out once for its matrix units.
+
+Nothing here depends on a model family. A module or function is replaced when the kernel gives the same result up to rounding, on random
+numbers of the model's sizes. Everything else stays.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from mless import kernels
 from mless.models import processor
 
 _LOCK = threading.Lock()
-#: Sizes at which a replacement is tried: where a limit, an offset or a floor of the module's own would show.
+#: Sizes of the random numbers: a limit, an offset or a floor of the module would show at one of them.
 _SIZES = (1e-3, 1.0, 1e3)
 #: Two roundings to the model's dtype may differ by one step each.
 _STEPS = 4.0
-#: What the weights of a CPU's linear layers may take once more.
+#: Largest size of the second copy of a CPU model's linear weights.
 _PACKED_BYTES = 2 << 30
 
 
 @contextmanager
 def quick_steps(model: nn.Module, rows: int = 1) -> Generator[None]:
-    """Inside the block, forwards of one token for each of so many rows run with what could be replaced; afterwards the model is as before.
+    """Inside the block, forwards of one token per row use the replacements; afterwards the model is as before.
 
-    The replacements hold no memory of their own: a graph that was captured inside goes on reading what it read, long after the block.
+    The replacements own no memory, so a graph captured inside stays valid after the block.
     """
     if not kernels.triton_serves(next(model.parameters())):
         yield
@@ -57,7 +59,7 @@ Replaced = list[tuple[nn.Module, Callable[[Tensor], Tensor]]]
 
 @contextmanager
 def replacing(replaced: Replaced) -> Generator[None]:
-    """Inside the block these modules run so; what has a forward of somebody else's (ARM's) keeps it."""
+    """Inside the block these modules use the given forwards. A module whose forward was already replaced (by ARM) keeps it."""
     ours = [(module, forward) for module, forward in replaced if "forward" not in vars(module)]
     try:
         for module, forward in ours:
@@ -71,8 +73,8 @@ def replacing(replaced: Replaced) -> Generator[None]:
 def packed_products(model: nn.Module, rows: int) -> Replaced:
     """Linear layers for products with so many rows, their weights laid out as the CPU's matrix units read them.
 
-    Else every product lays its weights out anew, which takes as long as a small product itself. It takes the weights' memory once more, so
-    large models stay as they are.
+    Otherwise every product lays its weights out again, which takes as long as a small product. This needs a second copy of the weights, so
+    large models are left out.
     """
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not processor.here().computes("bfloat16"):
@@ -119,7 +121,7 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _tried(what: Callable[[], bool]) -> bool:
-    """Whether it is the same; what cannot even be called so is something else."""
+    """Whether it is the same; False where it cannot be called."""
     try:
         with torch.inference_mode():
             return what()
@@ -134,7 +136,7 @@ def _agree(ours: Callable[[Tensor], Tensor], own: Callable[[Tensor], Tensor], we
 
 
 def _of_triton() -> tuple[type[Exception], ...]:
-    """A kernel that a GPU has no room for says so in Triton's own way."""
+    """Triton's own error, raised for a kernel that does not fit the GPU."""
     if importlib.util.find_spec("triton") is None:
         return ()
     from triton.errors import TritonError
@@ -178,7 +180,7 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     own = module.forward
 
     def forward(x: Tensor) -> Tensor:
-        # Whoever listens at the activation must hear it.
+        # Hooks on the activation must still be called.
         if _listened(act):
             return own(x)
         return down(decoding_triton.gated(gate(x), up(x)))
@@ -188,13 +190,13 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _joined_of(module: nn.Module) -> Replaced:
-    """Queries, keys and values of a single row by one kernel: the first to be asked for makes the others'."""
+    """Queries, keys and values of a single row by one kernel: the call for queries computes all three."""
     from mless.kernels import decoding_triton
 
     parts: list[Any] = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
     if not all(type(part) is nn.Linear and not _listened(part) for part in parts):
         return []
-    # Quantised ones are linear layers, too, and have no memory of their own that a kernel could read.
+    # Quantised layers are linear layers too, but have no plain weights that a kernel could read.
     held = [one for part in parts for one in (part.weight, part.bias) if one is not None]
     if not all(type(one) is nn.Parameter and one.is_contiguous() for one in held):
         return []

@@ -1,4 +1,4 @@
-"""The shipped fake: answers read from a script, so that a study's machinery can be tried without a model."""
+"""Answers from a script instead of a model, to try a study without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mless.engines.base import Decoding, Finish, Reply, Request
 from mless.engines.opening import Opening
 from mless.errors import BadData, EngineFault
 
-#: item → text or texts, or condition → a table of those; its values are checked when an engine is made of it.
+#: item → text or texts, or condition → a table of those; values are checked when the engine is made.
 Script = Mapping[str, Any] | Callable[[Request], str]
 _FORM = 'expected {"ITEM": "text"} or {"CONDITION": {"ITEM": "text"}}, where a text may be a list of texts and "*" stands for any'
 
@@ -88,11 +88,11 @@ class ScriptedEngine:
                 )
             return text
         condition, item = request.condition, request.item
-        # The A/A control is none once more, so unless it is scripted itself it says what none says.
+        # The A/A control repeats `none`, so unless it is scripted it gives `none`'s answers.
         spoken = [condition, "none", "*"] if condition == "none-again" else [condition, "*"]
         for key in ((name, which) for name in spoken for which in (item, "*")):
             if (texts := self._script.get(key)) is not None:
-                # random() of a seeded Random is the same in every Python; its other draws are not.
+                # random() of a seeded Random is the same in every Python version; other methods are not.
                 at = 0 if decoding.greedy else int(random.Random(request.seed).random() * len(texts))
                 return texts[at]
         raise EngineFault(

@@ -1,7 +1,7 @@
 """A cache of fixed slots and the attention over it: what makes a row's numbers independent of its neighbours.
 
-A row's token n always sits at cache slot n of its own row, whatever the other rows hold, and every forward has one of a few fixed
-shapes. transformers' static cache advances all rows together; here each row has a place of its own, which is told through a `Layout`.
+A row's token n always sits at cache slot n of its own row, whatever the other rows hold, and every forward has one of a few fixed shapes. A
+`Layout` says where each row is; transformers' static cache moves all rows together.
 """
 
 from __future__ import annotations
@@ -30,34 +30,37 @@ _SILENT = (
 
 
 def _read(last: int) -> int:
-    """How many slots a CPU reads for a row whose last token is at `last`: few different numbers, at most half as much again as there is, or 64 more."""
+    """How many slots a CPU reads for a row whose last token is at `last`.
+
+    Rounded up to few different numbers: at most 50 % or 64 slots too many.
+    """
     step = max(64, 1 << max(0, last.bit_length() - 2))
     return (last // step + 1) * step
 
 
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """A few numbers on the device, without waiting for what runs there: a copy from pageable memory would."""
+    """A few numbers copied to the device without waiting for it; a copy from pageable memory would wait."""
     made = torch.tensor(values, dtype=dtype)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 
 class Layout:
-    """Where the tokens of the forward under way sit: for each row the cache slots it writes, and the slots hidden from the rest."""
+    """Where the tokens of the current forward are: for each row the cache slots it writes, and the hidden slots."""
 
     def __init__(self) -> None:
         self.at: Int[Tensor, "rows tokens"] | None = None
         self.hidden: Int[Tensor, "rows 2"] | None = None
-        #: What the last attention call was served by.
+        #: How the last attention call was computed.
         self.served = ""
-        #: Query heads a key head, of all attention calls so far.
+        #: Query heads per key head, in all attention calls so far.
         self.groups: set[int] = set()
-        #: On a CPU, for a decoding step: rows beside each other, and up to where their slots hold anything; empty where all slots are read.
+        #: For a decoding step on a CPU: (neighbouring rows, slots they read). Empty where all slots are read.
         self.filled: list[tuple[slice, int]] = []
 
     def look(self, length: int) -> None:
-        """See how far the cache is filled: what lies behind is masked, and reading it is most of a step's work.
+        """Find how far the cache is filled. The rest is masked, and reading it would be most of a step's work.
 
-        How much of its slots a row reads depends on its own length alone; the rows that read as much as their neighbours do so together.
+        How many slots a row reads depends on its own length alone. Neighbouring rows that read equally many are read together.
         """
         assert self.at is not None
         self.filled = []
@@ -68,7 +71,7 @@ class Layout:
             self.filled.append((slice(begin, row + 1), end))
 
     def mask(self, mask_function: Any, keys: int, dtype: torch.dtype) -> Float[Tensor, "rows 1 tokens keys"]:
-        """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers that see alike."""
+        """What is added to the scores: 0 where a token sees a slot, −∞ where not. Made once for all layers with the same mask."""
         assert self.at is not None
         rows = torch.arange(self.at.shape[0], device=self.at.device)[:, None, None, None]
         query = self.at[:, None, :, None]
@@ -76,7 +79,7 @@ class Layout:
         seen = mask_function(rows, torch.zeros_like(rows[:1]), query, key)
         if self.hidden is not None:
             start, stop = self.hidden[:, 0, None, None, None], self.hidden[:, 1, None, None, None]
-            # Filler sees filler (it has to see something); nobody else does.
+            # Hidden filler is seen by filler only (a token must see something).
             seen = seen & ~((key >= start) & (key < stop) & ~((query >= start) & (query < stop)))
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
@@ -131,7 +134,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def shaped_like(self, other: SlotCache, rows: int) -> SlotCache:
-        """Get the memory now, for so many rows, with `other`'s heads."""
+        """Allocate memory for so many rows, with `other`'s heads."""
         for layer, model in zip(self.slot_layers, other.slot_layers, strict=True):
             keys, values = model.pair
             layer.lazy_initialization(
@@ -157,7 +160,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def clear(self, rows: Sequence[int]) -> None:
-        """What was there is masked, but no mask holds a NaN back."""
+        """Set rows to 0. Old values are masked, but a NaN would pass any mask."""
         pairs = self._pairs()
         at = sent(list(rows), pairs[0][0].device)
         for pair in pairs:
@@ -170,7 +173,7 @@ class SlotCache(Cache):
 
 @contextmanager
 def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
-    """Inside the block the model's attention and masks go by `layout`; both registries and the model are as before once it is left."""
+    """Inside the block the model's attention and masks follow `layout`; afterwards both registries and the model are as before."""
     kept: torch.dtype = next(model.parameters()).dtype
     with own_attention(model, partial(_attention, layout), partial(_mask, layout, kept)):
         yield
@@ -218,7 +221,7 @@ def _attention(
 
 
 def rows_are_apart(cache: SlotCache, groups: Iterable[int]) -> bool:
-    """Whether a row's attention has the same bits with any rows beside it in the call, or none; shown on random numbers of the layers' shapes.
+    """Whether a row's attention has the same bits alone and with any rows beside it; tried on random numbers of the layers' shapes.
 
     `groups`: the numbers of query heads that share a key head.
     """
@@ -248,7 +251,10 @@ def _mask(layout: Layout, kept: torch.dtype, /, *, kv_length: int, mask_function
 
 @contextmanager
 def row_by_row_experts(model: nn.Module) -> Generator[None]:
-    """Inside the block each row multiplies with its own experts. Else the rows that chose one expert share a product, and its shape is theirs."""
+    """Inside the block each row multiplies with its own experts.
+
+    Otherwise rows that chose the same expert share a product, and its shape depends on them.
+    """
     configs = configs_of(model) if has_experts(model) else {}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
@@ -261,7 +267,7 @@ def row_by_row_experts(model: nn.Module) -> Generator[None]:
 
 
 def has_experts(model: nn.Module) -> bool:
-    # What transformers' decorator of expert layers leaves on each of them.
+    # Attributes that transformers' decorator sets on expert layers.
     return any(hasattr(module, "is_transposed") and hasattr(module, "has_gate") for module in model.modules())
 
 
@@ -274,15 +280,15 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Float[Tensor, "rows tokens heads value_dim"]:
-    """Softmax attention; the query heads that share a key head are laid out as further queries, so that no key is copied."""
+    """Softmax attention. Query heads that share a key head become further queries, so that no key is copied."""
     rows, heads, tokens, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     q = query.reshape(rows, kv_heads, groups * tokens, dim)
-    if tokens > 1 and groups > 1:  # one token's mask serves all its heads as it is
+    if tokens > 1 and groups > 1:  # with one token the mask already fits all heads
         mask = mask[:, :, None].expand(rows, 1, groups, tokens, -1).reshape(rows, 1, groups * tokens, -1)
     if softcap is None and sinks is None:
-        # Never the default: on a GPU that is cuDNN's, whose decoding does not repeat its own bits. This one does.
+        # Not the default: on a GPU that is cuDNN, which does not repeat its own bits when decoding. This backend does.
         deliberate = sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if query.is_cuda else nullcontext()
         with deliberate:
             out = nn.functional.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)

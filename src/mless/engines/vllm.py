@@ -16,27 +16,27 @@ from mless.engines.base import Decoding, Reply, Request, by_arm
 from mless.engines.opening import Opening
 from mless.errors import EngineFault
 from mless.models.loading import locate_tokenizer, whole_folder
-from mless.models.locating import Say, unheard
+from mless.models.locating import Say, silent
 from mless.values import ArmSettings
 
 _INVARIANT = "VLLM_BATCH_INVARIANT"
-#: Below it vLLM quietly draws at this temperature instead.
-_COOLEST = 0.01
-#: vLLM keeps whole blocks of a prefix only. Its CPU default of 128 tokens is longer than many a prompt, so nothing would ever be
-#: kept; 32 is the smallest size its CPU kernels are fast with. On GPUs vLLM's own default (16 with most kernels) does.
+#: Below this, vLLM silently uses this temperature instead.
+_LOWEST_TEMPERATURE = 0.01
+#: vLLM keeps whole blocks of a prefix only. Its CPU default of 128 tokens is longer than many prompts, so nothing would be kept; 32 is the
+#: smallest size at which its CPU kernels are fast. On GPUs vLLM's default (mostly 16) is used.
 _CPU_BLOCK = 32
-#: Left to itself vLLM would fill nine tenths of the machine's memory with its cache, which on a CPU are other programs' too.
+#: By default vLLM's cache would take nine tenths of the memory, which on a CPU other programs need too.
 _CPU_CACHE_BYTES = 4 << 30
 
 
 class VllmEngine:
-    """A model in `folder` (config, safetensors, tokenizer unless `tokenizer` names another folder), answered for by vLLM.
+    """vLLM with the model in `folder` (config, safetensors, and tokenizer unless `tokenizer` names another folder).
 
-    `dtype` and `max_model_len` are vLLM's own words ("auto": what the config says). `gpu_memory_utilization` is the share of the
-    device's memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's;
-    every answer is drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's
-    batch-invariant kernels and does without its prefix cache. `arm` prepares it for requests with ARM: without compiled graphs, which
-    would go on running the model as it was, and without the prefix cache.
+    `dtype` and `max_model_len` are vLLM's own settings ("auto": as in the config). `gpu_memory_utilization` is the share of the device's
+    memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's; every answer is
+    drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's batch-invariant kernels and
+    does without its prefix cache. `arm` prepares it for requests with ARM: no prefix cache, and no compiled graphs, which would run the
+    model without ARM.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class VllmEngine:
         batch_invariant: bool = False,
         arm: bool = False,
         gpu_memory_utilization: float | None = None,
-        say: Say = unheard,
+        say: Say = silent,
     ) -> None:
         self._core: Any = None
         self._busy = False
@@ -81,7 +81,7 @@ class VllmEngine:
             "max_model_len": max_model_len,
             "seed": seed,
             # A cache hit leaves fewer rows to compute, and vLLM does not yet promise the same bits for them: vllm#40896.
-            # And keys of one way to run the model would serve another, where a condition comes back with other settings of ARM.
+            # And cached keys from one ARM setting would be used for another.
             "enable_prefix_caching": not (self._invariant or arm),
             # Pickles are never read, here as elsewhere.
             "load_format": "safetensors",
@@ -89,7 +89,7 @@ class VllmEngine:
             "use_tqdm_on_load": False,
         }
         if arm or platform.is_cpu():
-            # Compiling takes longer than a short study; on a GPU its graphs are most of the speed, but replay what they were made of.
+            # Compiling takes longer than a short study. On a GPU graphs give most of the speed, but they cannot change with ARM.
             arguments["enforce_eager"] = True
         if platform.is_cpu():
             arguments["block_size"] = _CPU_BLOCK
@@ -98,7 +98,7 @@ class VllmEngine:
         elif platform.is_cpu():
             arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         try:
-            with warnings.catch_warnings(action="ignore"):  # its packages warn of one another
+            with warnings.catch_warnings(action="ignore"):  # its packages warn about each other
                 self._core = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
         except Exception as fault:
             raise EngineFault(
@@ -118,9 +118,9 @@ class VllmEngine:
             raise EngineFault("this vllm engine is closed; make another one")
         if live is not None and live < 1:
             raise EngineFault(f"live must be at least 1 row, got {live}")
-        if 0 < decoding.temperature < _COOLEST:
+        if 0 < decoding.temperature < _LOWEST_TEMPERATURE:
             raise EngineFault(
-                f"vLLM draws no cooler than temperature {_COOLEST}, got {decoding.temperature}; use 0 (greedy) or --engine hf"
+                f"vLLM draws no cooler than temperature {_LOWEST_TEMPERATURE}, got {decoding.temperature}; use 0 (greedy) or --engine hf"
             )
         for request in requests:
             self._refuse(request, decoding.max_new_tokens)
@@ -131,10 +131,10 @@ class VllmEngine:
         return self._replies(groups, decoding, min(live or self._rows, self._rows))
 
     def about(self) -> dict[str, Any]:
-        """What is recorded of it; the promise says what a reader may and may not take for the same bits."""
+        """What is recorded of the engine; `promise` says which results have the same bits."""
         model, cache = self._config.model_config, self._config.cache_config
         dtype = str(model.dtype).removeprefix("torch.")
-        # Only where it matters: an engine without ARM is described as ever, so that its answers stay the same study's.
+        # Added only with ARM, so that older studies without ARM still match.
         arm = {"arm_seed": "settings"} if self._arm else {}
         return {
             "engine": "vllm",
@@ -158,7 +158,7 @@ class VllmEngine:
         if core is None:
             return
         core.engine_core.shutdown()
-        # The process group is vLLM's and the process's only one: a second engine could not be made while it stands.
+        # A process can have only one vLLM process group; a second engine needs it gone.
         from vllm.distributed import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
 
         cleanup_dist_env_and_memory()
@@ -223,12 +223,12 @@ class VllmEngine:
     def _answered(
         self, requests: Sequence[Request], decoding: Decoding, live: int, settings: ArmSettings | None
     ) -> Generator[Reply]:
-        """Replies to requests that run the model one way: every row in flight passes the same activations."""
+        """Replies to requests with one ARM setting; all running rows share the activations."""
         core = self._core
         if core is None:
             raise EngineFault("this vllm engine was closed while it answered; the answers so far are kept, run again")
         waiting = deque(enumerate(requests))
-        flying: dict[str, Request] = {}
+        running: dict[str, Request] = {}
         if settings is None:
             running = nullcontext()
         else:
@@ -237,27 +237,27 @@ class VllmEngine:
             running = vllm_arm.placed(self._model(), settings)
         try:
             with running as arm:
-                while waiting or flying:
-                    # max_num_seqs stays what it was when the engine started, so the number of live rows is held down here.
-                    while waiting and len(flying) < live:
+                while waiting or running:
+                    # max_num_seqs stays what it was when the engine started, so the number of live rows is limited here.
+                    while waiting and len(running) < live:
                         number, request = waiting.popleft()
-                        flying[str(number)] = request
+                        running[str(number)] = request
                         core.add_request(str(number), self._prompt(request), self._sampling(request, decoding))
                     for output in self._step(core):
                         if arm is not None:
                             arm.require_run()
                         if output.finished:
-                            yield self._reply(flying.pop(output.request_id), output)
-                    if flying and not core.has_unfinished_requests():
-                        lost = next(iter(flying.values()))
+                            yield self._reply(running.pop(output.request_id), output)
+                    if running and not core.has_unfinished_requests():
+                        lost = next(iter(running.values()))
                         raise EngineFault(
-                            f"vLLM is done but gave no answer to {len(flying)} requests, the first of them condition {lost.condition!r}, "
+                            f"vLLM is done but gave no answer to {len(running)} requests, the first of them condition {lost.condition!r}, "
                             f"item {lost.item!r}; the answers so far are kept, run again"
                         )
         finally:
-            # Left early (an error, or the caller took no more): what is still computed must not go into the next call's rows.
-            if flying and self._core is not None:
-                core.abort_request(list(flying))
+            # After an error, or when the caller stops early, unfinished requests must not run on into the next call.
+            if running and self._core is not None:
+                core.abort_request(list(running))
 
     def _step(self, core: Any) -> list[Any]:
         if self._core is None:
@@ -270,9 +270,9 @@ class VllmEngine:
             ) from fault
 
     def _prompt(self, request: Request) -> Any:
-        # vLLM finds cached prefixes by their tokens. The salt goes into the first block's hash and so into all that follow: a prefix
-        # is computed once per condition and never passes into another one. Conditions may patch activations, where equal tokens
-        # do not have equal keys; and the A/A control would be none's own cache rather than a second computation.
+        # vLLM finds cached prefixes by their tokens. The salt is part of every block's hash, so a prefix is computed once per condition and
+        # never shared between conditions. Conditions may patch activations, so equal tokens may have different keys. And the A/A control
+        # must be computed, not read from none's cache.
         return self._vllm.TokensPrompt(
             prompt_token_ids=list(request.token_ids), cache_salt=f"condition {request.condition}"
         )
@@ -280,10 +280,10 @@ class VllmEngine:
     def _sampling(self, request: Request, decoding: Decoding) -> Any:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-        # vLLM adds the end tokens of the generation config and the tokenizer by itself, and nothing else of the generation config
-        # (no repetition penalty) where sampling parameters are given.
+        # vLLM adds the end tokens of generation config and tokenizer. With sampling parameters given, it takes nothing else from the
+        # generation config (no repetition penalty).
         return self._vllm.SamplingParams(
-            # Seeds are 63 bits here: vLLM takes -1 for "no seed".
+            # Seeds have 63 bits here, because vLLM reads -1 as "no seed".
             seed=request.seed & (2**63 - 1),
             max_tokens=decoding.max_new_tokens,
             temperature=decoding.temperature,
@@ -333,7 +333,7 @@ def _itself(model: Any) -> Any:
 
 
 def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:
-    """vLLM and the platform it found itself on."""
+    """vLLM and the platform it runs on."""
     if batch_invariant and os.environ.get(_INVARIANT) != "1":
         if "vllm" in sys.modules:
             raise EngineFault(
@@ -341,10 +341,9 @@ def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:
             )
         # Some of vLLM's modules read it while they are imported.
         os.environ[_INVARIANT] = "1"
-    # In this process: only so can conditions patch the model, and requests arrive in the order they are given (across processes
-    # the same bf16 run does not repeat).
+    # In this process: conditions can patch the model, and requests keep their order (across processes a bf16 run does not repeat).
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # by default it would report to its makers
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # by default it sends usage reports
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         import vllm  # pyright: ignore[reportMissingImports]
@@ -358,7 +357,7 @@ def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:
 
 
 def _require_invariance(platform: Any) -> None:
-    """vLLM accepts the setting anywhere and on a CPU fails at the first step only; what has the kernels, its documents say."""
+    """vLLM accepts the setting on any device, but on a CPU it fails at the first step. Its documentation lists the devices."""
     if platform.is_cuda() and not platform.has_device_capability(80):
         lacking = (
             f"{platform.get_device_name()} has compute capability {platform.get_device_capability().as_version_str()}"

@@ -1,8 +1,8 @@
-"""ARM in a model that vLLM has loaded into this process: the fused activation of a layer's MLP is exchanged, and put back.
+"""ARM in a model that vLLM has loaded into this process: the fused activation of a layer's MLP is replaced, and later restored.
 
-vLLM's MLPs compute act(gate) · up in one module over both, [tokens, 2 · units], for the tokens of all rows in a line. The module put in its
-place redistributes between the two. A token's position comes from the forward's own argument; which request it belongs to vLLM tells a module
-nowhere, so every row draws with the settings' seed.
+vLLM's MLPs compute act(gate) · up in one module, from [tokens, 2 · units], with the tokens of all rows in one line. The replacement
+redistributes act(gate) before the product. A token's position comes from the forward's argument. A module cannot know a token's request, so
+every row draws with the settings' seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mless.values import ArmSettings
 
 
 def refuse(settings: ArmSettings, parallel: Any) -> None:
-    """What vLLM's way of computing rules out, whatever the model; `parallel` is vLLM's parallel_config."""
+    """Refuse what vLLM cannot do with any model; `parallel` is vLLM's parallel_config."""
     if parallel.world_size > 1:
         raise EngineFault(
             f"ARM takes its statistics over all units of a layer, and tensor parallel {parallel.tensor_parallel_size} × pipeline parallel "
@@ -50,7 +50,7 @@ def fused_points(model: nn.Module, layers: tuple[int, ...]) -> list[ActivationPo
         children = dict(point.owner.named_children())
         if experts:
             found = f"is a mixture of experts ({experts[0]})"
-        # Exactly these: their relatives clamp, or take gate and up in the other order.
+        # Exactly these classes: similar ones clamp, or take gate and up in the other order.
         elif type(point.act) not in (SiluAndMul, GeluAndMul):
             found = f"has {type(point.act).__name__} for its activation ({point.path})"
         elif not {"gate_up_proj", "down_proj"} <= children.keys():
@@ -65,19 +65,19 @@ def fused_points(model: nn.Module, layers: tuple[int, ...]) -> list[ActivationPo
 
 
 class PlacedArm:
-    """ARM in a model of vLLM's. `require_run` faults if a forward went by without it."""
+    """ARM in a model of vLLM's. `require_run` raises if a forward ran without it."""
 
     def __init__(self, model: nn.Module, settings: ArmSettings) -> None:
         self.positions: Int[Tensor, " tokens"] | None = None
         self._points = fused_points(model, settings.layers)
-        # The model as a whole: vLLM calls the decoder inside it past its hooks.
+        # The whole model, because vLLM calls the inner decoder without running its hooks.
         self._hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self._modules = [_Redistributing(self, point, settings) for point in self._points]
         for point, module in zip(self._points, self._modules, strict=True):
             setattr(point.owner, point.path.rpartition(".")[2], module)
 
     def require_run(self) -> None:
-        """A model compiled beforehand would go on with what it was compiled from, and its answers would be the baseline's."""
+        """Check that ARM ran: a model compiled earlier would answer without it, like the baseline."""
         for point, module in zip(self._points, self._modules, strict=True):
             if not module.ran:
                 raise EngineFault(
@@ -93,13 +93,13 @@ class PlacedArm:
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         positions = kwargs.get("positions", args[1] if len(args) > 1 else None)
-        # Where there are three (time, height, width), they are the same for text.
+        # With three position rows (time, height, width), all are the same for text.
         self.positions = positions[0] if positions is not None and positions.ndim == 2 else positions
 
 
 @contextmanager
 def placed(model: nn.Module, settings: ArmSettings) -> Generator[PlacedArm]:
-    """Inside the block vLLM's `model` runs with ARM; left by whatever road, it is as before."""
+    """Inside the block vLLM's `model` runs with ARM; afterwards, even on error, it is as before."""
     arm = PlacedArm(model, settings)
     try:
         yield arm
@@ -128,5 +128,5 @@ class _Redistributing(nn.Module):
         self.ran = True
         gate, up = x.chunk(2, dim=-1)
         a = functional.silu(gate) if self._approximate is None else functional.gelu(gate, approximate=self._approximate)
-        # All rows in a line are one row here: without row seeds only positions tell tokens apart.
+        # All rows count as one row here: without row seeds only positions differ.
         return redistribute(a[None], self._settings, positions=positions[None].to(torch.long))[0] * up

@@ -1,7 +1,7 @@
-"""The way to an OpenAI-compatible server: addresses, the key, deadlines, retries.
+"""HTTP to an OpenAI-compatible server: addresses, the key, deadlines, retries.
 
-HTTP itself is httpx2's. All of one run happens on one event loop in a thread of its own: a deadline can then end an exchange at any
-point, and the caller's thread stays free for Ctrl-C.
+httpx2 does the protocol. A run uses one event loop in its own thread. So a deadline can end an exchange at any point, and the caller's
+thread stays free for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ KEY_VARIABLES = ("MLESS_API_KEY", "OPENAI_API_KEY")
 
 _FIRST_WAIT = 1.0  # seconds; doubled with every further try of one request
 _LONGEST_WAIT = 60.0
-_LONGEST_ASKED = 600.0  # a server that asks for more than this has a quota, not a rush
+_LONGEST_ASKED = 600.0  # a longer wait means a quota, not a busy server
 _CONNECT_WITHIN = 10.0
 _BODY_LIMIT = 1 << 26
-# Common servers close an idle connection after 2 s or more. We close it first, so that a request seldom meets a closing one.
+# Common servers close an idle connection after 2 s or more. We close it first, so that a request rarely uses a closing one.
 _KEEP_IDLE = 1.0
-# "EMPTY" or "none" is a placeholder and no secret. To blank it in answers would change them.
+# Shorter ones ("EMPTY", "none") are placeholders; blanking them would change answers.
 _SHORTEST_SECRET = 8
 
-# Steps of an exchange: the library's name for a new connection, and ours for a head that has come.
+# Steps of an exchange: the library's name for a new connection, and ours for headers received.
 _CONNECTING = "connection.connect_tcp.started"
 _ANSWERED = "answered"
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Again(Exception):
-    """Worth another try. `odd` answers, which no working server gives, are tried once more only before the first proper one."""
+    """Worth another try. `odd` answers, which no working server gives, are retried once, and only before the first proper answer."""
 
     def __init__(self, kind: str, what: str, *, wait: float | None = None, odd: bool = False) -> None:
         super().__init__(what)
@@ -96,7 +96,7 @@ def answer_without_key(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A stranger's words on one short line, without our key (some servers repeat it) and without control characters."""
+    """A server's text on one short line, without our key (some servers repeat it) and without control characters."""
     text = " ".join("".join(char if char.isprintable() else " " for char in without_key(text)).split())
     return text if len(text) <= 300 else f"{text[:299]}…"
 
@@ -173,7 +173,7 @@ class Page:
             return None
 
     def says(self) -> str:
-        """The server's own message, wherever it keeps it."""
+        """The server's own message, from any of the usual fields."""
         text = self.body[:100_000].decode("utf-8", "replace")
         if self.is_html:
             title = re.search(r"<title[^>]*>([^<]*)", text, re.IGNORECASE)
@@ -189,7 +189,7 @@ class Page:
 
 @dataclass(slots=True)
 class Server:
-    """Where answers come from, and how patient we are."""
+    """A server's address, and how long and how often to try."""
 
     base_url: str
     timeout: float  # seconds for one whole exchange
@@ -226,7 +226,7 @@ class Session:
         return self._stopping.is_set()
 
     async def ask(self, path: str, asked: dict[str, Any], read: Callable[[Page], Awaitable[T]]) -> T:
-        """Send `asked` until `read` makes something of the answer; `read` raises `Again` where another try may help."""
+        """Send `asked` until `read` accepts the answer; `read` raises `Again` where another try may help."""
         tries = odd = 0
         while True:
             await self._pause(0.0)
@@ -249,7 +249,7 @@ class Session:
             await self._pause(wait_before(tries, fault.wait, random.random()))
 
     async def get(self, url: str) -> dict[str, Any]:
-        """A JSON object that is nice to have: {} where the server has none."""
+        """An optional JSON object: {} where the server has none."""
         try:
             page = await self.exchange("GET", url, within=min(self.server.timeout, _CONNECT_WITHIN))
         except (Again, EngineFault):
@@ -260,19 +260,21 @@ class Session:
     async def exchange(
         self, method: str, url: str, asked: dict[str, Any] | None = None, within: float | None = None
     ) -> Page:
-        """One request and its whole answer, within `within` seconds. The fault is raised outside of the ``except``, so that no frame
-        that held the key hangs on it."""
+        """One request and its whole answer, within `within` seconds.
+
+        The fault is raised outside the ``except``, so that its traceback holds no frame with the key.
+        """
         within, where = within or self.server.timeout, self.server.base_url
         content = None if asked is None else json.dumps(asked).encode()
-        passed: set[str] = set()  # the steps that the exchange came to
+        passed: set[str] = set()  # the steps that the exchange reached
         try:
-            # The library's own limits begin anew with every byte, so they would not end a server that sends one now and then.
+            # The library's own limits restart with every byte, so a server that sends slowly would never time out.
             async with asyncio.timeout(within):
                 while True:
                     try:
                         return await self._sent(method, url, content, passed)
                     except (httpx2.NetworkError, httpx2.RemoteProtocolError):
-                        # An old connection that the server had closed meanwhile is no fault: take another.
+                        # An old connection that the server has closed is no fault: take another.
                         if passed & {_CONNECTING, _ANSWERED}:
                             raise
         except httpx2.ConnectTimeout:
@@ -352,7 +354,7 @@ def _client(server: Server) -> httpx2.AsyncClient:
     """A client that follows no redirect (the key would go along), keeps no cookie, and takes the environment's proxies."""
     url = httpx2.URL(server.base_url)
     try:
-        # With an http:// server no TLS is spoken: trust nobody, rather than read all authorities.
+        # An http:// server uses no TLS, so do not read the list of authorities.
         verify = httpx2.create_ssl_context() if url.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     except (OSError, ValueError) as error:
         raise EngineFault(
@@ -403,7 +405,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         inner = error.__cause__ or error.__context__
-        # Where a name has several addresses, each may fail in its own way; the first will do.
+        # Where a name has several addresses, each may fail differently; the first reason is enough.
         error = inner.exceptions[0] if isinstance(inner, BaseExceptionGroup) else inner
 
 
@@ -421,7 +423,7 @@ def _why(error: Exception) -> str:
 
 
 class Background(Generic[T]):
-    """Work on an event loop in a thread of its own. To iterate is to run it: what it hands over with `put` comes out, then its fault."""
+    """Work on an event loop in a thread of its own. Iterating runs it: values it `put`s come out, then its fault is raised."""
 
     def __init__(self, work: Callable[[Callable[[T], None]], Coroutine[Any, Any, None]]) -> None:
         self._work = work
@@ -450,7 +452,7 @@ class Background(Generic[T]):
             raise self._fault
 
     def cancel(self) -> None:
-        """End the work at once and see its thread off. One that looks up a name ends by itself within seconds."""
+        """End the work at once and wait for its thread. A thread in a name lookup ends by itself within seconds."""
         with self._lock:
             self._cancelled = True
             if self._task is not None:

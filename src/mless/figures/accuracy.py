@@ -308,8 +308,8 @@ def _name_bars(axes: Axes, places: Mapping[str, float], pitch: float, group: Gro
 def _legend_name(name: str, groups: Sequence[Group]) -> str:
     metrics = {group.rows[name].metric for group in groups if name in group.rows}
     usual = {row.metric for group in groups for row in group.rows.values() if row.condition == "none"}
-    told = f" ({', '.join(sorted(metrics))})" if metrics - usual and usual else ""
-    return style.shown(wording.condition_name(name, [group.folder for group in groups])) + told
+    suffix = f" ({', '.join(sorted(metrics))})" if metrics - usual and usual else ""
+    return style.shown(wording.condition_name(name, [group.folder for group in groups])) + suffix
 
 
 def _metrics_word(groups: Sequence[Group]) -> str:

@@ -205,7 +205,7 @@ def _reach(rows: Sequence[Mapping[str, Any]], folder: StoredActivations, margin:
 
 
 def _points(
-    axes: Axes, at: Sequence[float], rows: Sequence[Mapping[str, Any]], limits: tuple[float, float], *, told: bool
+    axes: Axes, at: Sequence[float], rows: Sequence[Mapping[str, Any]], limits: tuple[float, float], *, large: bool
 ) -> None:
     """A mean with its interval for each row; beyond the axis an arrow, with the number where there is room."""
     low, high = limits
@@ -216,12 +216,12 @@ def _points(
             continue
         if low <= value <= high:
             axes.vlines(place, max(low, lo), min(high, hi), color=colour, linewidth=1.3) if not math.isnan(lo) else None
-            axes.plot([place], [value], color=colour, marker="o", markersize=3.2 if told else 2.2)
+            axes.plot([place], [value], color=colour, marker="o", markersize=3.2 if large else 2.2)
             continue
         up = value > high
         edge = high - 0.035 * (high - low) if up else low + 0.035 * (high - low)
-        axes.plot([place], [edge], color=colour, marker="^" if up else "v", markersize=3.6 if told else 2.6)
-        if told:
+        axes.plot([place], [edge], color=colour, marker="^" if up else "v", markersize=3.6 if large else 2.6)
+        if large:
             text = f"{value:+.3g}".replace("-", "−")
             axes.annotate(
                 text, (place, edge), xytext=(0, -5 if up else 5), textcoords="offset points", ha="center", va="top" if up else "bottom",
@@ -240,7 +240,7 @@ def _draw_small(
         axes.axhline(0.0, color="0.35", linewidth=0.7, zorder=1)
         axes.set_ylim(*limits)
         axes.set_xlim(-0.7, len(compared) - 0.3)
-        _points(axes, [float(compared.index(row["condition"])) for row in mine], mine, limits, told=True)
+        _points(axes, [float(compared.index(row["condition"])) for row in mine], mine, limits, large=True)
         axes.set_xticks([])
         axes.grid(visible=False, axis="x")
         axes.set_title(f"{title}, {unit}", fontsize=SMALL)
@@ -281,7 +281,7 @@ def _draw_layers(
             line = [_change(row, "difference") for row in own]
             inside = [value if limits[0] <= value <= limits[1] else math.nan for value in line]
             axes.plot(at, inside, color=_colour(name), linewidth=0.6, alpha=0.7)
-            _points(axes, at, own, limits, told=False)
+            _points(axes, at, own, limits, large=False)
         axes.set_xlim(layers[0] - 0.7, layers[-1] + 0.7)
         ticks = style.numbers_to_label(layers, 12)
         axes.set_xticks([layers[i] for i in ticks], [str(layers[i]) for i in ticks])
@@ -378,7 +378,7 @@ def _draw_class_changes(
         at = [
             place + (compared.index(row["condition"]) - (len(compared) - 1) / 2) * 0.62 / len(compared) for row in own
         ]
-        _points(axes, at, own, limits, told=True)
+        _points(axes, at, own, limits, large=True)
         if not own:
             axes.text(place, 0, "no such\ntokens", ha="center", va="center", fontsize=SMALL, color="0.4")
     axes.set_xticks(range(len(TOKEN_CLASSES)), list(TOKEN_CLASSES))

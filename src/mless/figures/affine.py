@@ -283,11 +283,11 @@ def _draw_field(axes: Axes, one: _Shown, name: str, limits: tuple[tuple[float, f
     if len(points["x_moves"]):
         inside = sum(float(points[key][0]) for key in ("x_moves", "y_moves") if points[key][0] is not None)
         lines.append(f"{100 * inside:.0f} % of the shift in this plane")
-    told = axes.text(
+    label = axes.text(
         0.03, 0.03, "\n".join(lines), transform=axes.transAxes, va="bottom", ha="left", fontsize=SMALL, linespacing=1.25,
         bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5}, zorder=5,
     )  # fmt: skip
-    told.set_in_layout(False)
+    label.set_in_layout(False)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
 

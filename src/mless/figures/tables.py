@@ -288,10 +288,10 @@ def _caption(shown: Sequence[_Shown], rows: Sequence[Accuracy], more: str = "") 
 def _csv(shown: Sequence[_Shown]) -> str:
     """Every column of accuracy.parquet, and what tells conditions and folders apart; numbers with all their digits."""
     names = [field.name for field in fields(Accuracy)]
-    told = ("kind", "filler", "length", "placement", "arm")
+    described = ("kind", "filler", "length", "placement", "arm")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*names, *told, "engine", "mode", "slots"])
+    writer.writerow([*names, *described, "engine", "mode", "slots"])
     for one in shown:
         engine = one.folder.engine
         for row in one.rows:
@@ -302,7 +302,7 @@ def _csv(shown: Sequence[_Shown]) -> str:
                 json.dumps(about[key], ensure_ascii=False)
                 if key in ("filler", "arm") and about.get(key)
                 else about.get(key)
-                for key in told
+                for key in described
             ]
             writer.writerow([*values, engine.get("engine"), engine.get("mode"), engine.get("slots")])
     return stream.getvalue()

@@ -75,7 +75,7 @@ def _chosen(folder: StoredTuning) -> tuple[Cell, ...]:
         Cell("chosen here"),
         Cell(folder.task),
         *_parameters(best),
-        Cell(str(folder.told["tried"])),
+        Cell(str(folder.tuning["tried"])),
         Cell(f"{best.n:,}"),
         Cell(wording.points(best.delta)),
         Cell(f"{test.n:,}"),
@@ -112,7 +112,7 @@ def _csv(lines: Sequence[tuple[str, StoredTuning | None, ArmSettings | None]]) -
         else:
             test = folder.on_test()
             row += [
-                folder.told["tried"],
+                folder.tuning["tried"],
                 *(getattr(best, key) for key in dev),
                 *(getattr(test, key) for key in numbers),
             ]

@@ -226,14 +226,14 @@ def _handles(grids: Sequence[Sequence[Grid]]) -> list[Any]:
 
 def _words(folder: StoredTuning) -> str:
     """What was chosen, out of how many, and what it is worth where nothing was chosen."""
-    test, told = folder.on_test(), folder.told
+    test, tuning = folder.on_test(), folder.tuning
     best = folder.best()
     share = f"c {best.c:g}" if best.c is not None else f"fraction {best.fraction:g}"
     p = wording.p_value(wording.p_of(test))
     sizes = [str(n) for n in dict.fromkeys(row.n for row in folder.rows())]
     how = f"halving, {', '.join(sizes)} dev items" if len(sizes) > 1 else f"grid, {sizes[0]} dev items"
     return (
-        f"{style.shown(folder.label)} on {style.shown(folder.task)}: {told['tried']} settings ({how}). Chosen: {share}, p1 {best.p1:g}, "
+        f"{style.shown(folder.label)} on {style.shown(folder.task)}: {tuning['tried']} settings ({how}). Chosen: {share}, p1 {best.p1:g}, "
         f"{_Kind.of(folder, best).words()}; on the {test.n:,} test items Δ {wording.points(test.delta)} points "
         f"{wording.points_interval(test)}, p {p if p.startswith('<') else f'= {p}'} (one comparison): {test.verdict}."
     )

@@ -48,16 +48,16 @@ def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plai
 def _refuse_rounded_products(device: torch.device) -> None:
     """torch may have been told to round fp32 numbers before it multiplies them, and the switch is the process's: it is not ours to turn."""
     kind = "cuda" if device.type == "cuda" else "mkldnn"
-    told = getattr(getattr(getattr(torch.backends, kind), "matmul", None), "fp32_precision", "none")
-    if told not in ("none", "ieee") and _rounds(device, told):
+    precision = getattr(getattr(getattr(torch.backends, kind), "matmul", None), "fp32_precision", "none")
+    if precision not in ("none", "ieee") and _rounds(device, precision):
         raise BadStudy(
-            f"torch multiplies fp32 matrices in {told} on {device.type} here, which would move received attention by up to a thousandth; "
+            f"torch multiplies fp32 matrices in {precision} on {device.type} here, which would move received attention by up to a thousandth; "
             "measure with torch.set_float32_matmul_precision('highest')"
         )
 
 
 @functools.cache
-def _rounds(device: torch.device, told: str) -> bool:
+def _rounds(device: torch.device, precision: str) -> bool:
     """Whether the setting of that name does anything on this device; on many it does not."""
     # Which routine multiplies depends on the shapes: a plain product may be exact where one of many heads is rounded.
     for shape in ((64, 64), (256, 256), (4, 40, 64), (1, 4, 40, 64), (2, 8, 256, 64)):

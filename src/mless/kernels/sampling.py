@@ -40,6 +40,6 @@ def drawn(
         gone = torch.softmax(values, dim=-1).double().cumsum(-1) <= 1 - top_p + CLOSE
         gone[:, -1] = False
         scores = scores.masked_fill(gone.scatter(1, order, gone), -torch.inf)
-    heap = torch.softmax(scores, dim=-1).double().cumsum(-1)
-    found = torch.searchsorted(heap, draws * heap[:, -1:], right=True)[:, 0]
+    cumulative = torch.softmax(scores, dim=-1).double().cumsum(-1)
+    found = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)[:, 0]
     return found.clamp(max=scores.shape[-1] - 1)

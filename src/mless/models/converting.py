@@ -86,15 +86,15 @@ class _Parts:
 
     def __init__(self, reach: Callable[[float], None], parts: Sequence[float | int]) -> None:
         self._reach, self._parts = reach, parts
-        self._told, self._at = 0.0, 0
+        self._reported, self._at = 0.0, 0
         reach(0)
 
     def part(self, done: int, of: int) -> None:
         """So much of the part under way."""
         now = (sum(self._parts[: self._at]) + self._parts[self._at] * done / of) / sum(self._parts)
         # Reading and placing the tensors are counted one after the other; only what is new is told.
-        if now > self._told:
-            self._told = now
+        if now > self._reported:
+            self._reported = now
             self._reach(min(now, 1.0))
 
     def next(self) -> None:

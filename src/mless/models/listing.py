@@ -7,7 +7,7 @@ from typing import Any
 from mless.errors import MlessError
 from mless.models.adapters import FAMILIES
 from mless.models.loading import describe, load_tokenizer
-from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_notes, embedded_file, unheard
+from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_notes, embedded_file, silent
 from mless.values import format_numbers
 
 
@@ -34,7 +34,7 @@ def at_hand() -> dict[str, str]:
 
 
 def profile(
-    name: str, *, tokenizer: str | None, trust_remote_code: bool, say: Say, step: Step = unheard
+    name: str, *, tokenizer: str | None, trust_remote_code: bool, say: Say, step: Step = silent
 ) -> dict[str, Any]:
     """One model: its size, its tokenizer, and what would stand in the way."""
     described = describe(name, trust_remote_code=trust_remote_code, say=say, step=step)

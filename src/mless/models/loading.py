@@ -24,7 +24,7 @@ from torch import nn
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.models import processor
 from mless.models.adapters import family_of
-from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, unheard
+from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, silent
 from mless.models.quiet import quiet_transformers
 from mless.models.seams import among, attention_layers
 from mless.models.widening import as_stored, keep_narrow
@@ -129,7 +129,7 @@ class Description:
             return every  # loading and measuring it will say why
 
 
-def describe(name: str, *, trust_remote_code: bool = False, say: Say = unheard, step: Step = unheard) -> Description:
+def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, step: Step = silent) -> Description:
     """Locate a model and read its config."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -175,8 +175,8 @@ def load(
     device: str = "auto",
     head: bool = False,
     trust_remote_code: bool = False,
-    say: Say = unheard,
-    step: Step = unheard,
+    say: Say = silent,
+    step: Step = silent,
 ) -> LoadedModel:
     """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 

@@ -71,11 +71,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mless"
 
 
-def unheard(*told: object) -> None:
-    """For who need not be told."""
+def silent(*said: object) -> None:
+    """A `say` or `step` that shows nothing."""
 
 
-def locate(name: str, *, trust_remote_code: bool = False, say: Say = unheard, step: Step = unheard) -> Source:
+def locate(name: str, *, trust_remote_code: bool = False, say: Say = silent, step: Step = silent) -> Source:
     """Find `name`, converting a GGUF on first use. Raises `UnknownModel` with the way out."""
     if name in EMBEDDED:
         return _embedded(name, say, step)

@@ -131,8 +131,8 @@ def _features() -> str:
         pass
     if sys.platform == "darwin":
         try:
-            told = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True, timeout=10, check=False)
-            return features_of_mac(told.stdout)
+            sysctl = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True, timeout=10, check=False)
+            return features_of_mac(sysctl.stdout)
         except (OSError, subprocess.SubprocessError):
             return ""
     import torch

@@ -59,9 +59,9 @@ def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
 
     One module may serve several layers, and is then called by them in order.
     """
-    told = family_of(getattr(getattr(model, "config", None), "model_type", "")).layers
-    if told is not None:
-        return told(model)
+    layers_of = family_of(getattr(getattr(model, "config", None), "model_type", "")).layers
+    if layers_of is not None:
+        return layers_of(model)
     found: dict[int, nn.Module] = {}
     places = [
         (path, module)

@@ -13,7 +13,7 @@ __all__ = ["draw_standard", "publish", "summary", "write_report"]
 
 
 def publish(folder: Path, fresh: bool, say: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder's page, with its standard figures: made where the results are `fresh` or it is missing, else as it stands."""
+    """The folder's page and its standard figures. Made again where the results are `fresh` or the page is missing."""
     page = Path(folder) / "report.html"
     if fresh or not page.exists():
         from mless.study import verdict_lines
@@ -44,7 +44,7 @@ def draw_standard(folder: Path, formats: Sequence[str] = ("png", "svg")) -> list
 def write_report(folder: Path, *, verdict: Sequence[str]) -> Path:
     """Write ``report.html`` into `folder`: the verdict in words, what was run, pictures, tables, one prompt, the method.
 
-    It needs no network and runs no script; whatever stands in the data is shown as text, never as markup.
+    It needs no network and runs no script. Data are shown as text, never as markup.
     """
     # jinja2 and pyarrow load here and not at the top: `import mless` must stay cheap.
     from mless.report.page import render

@@ -51,7 +51,7 @@ def page(folder: Path) -> tuple[StoredActivations, str, dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for condition in opened.conditions:
         own = sorted(
-            (_told(row) for row in rows if row["condition"] == condition),
+            (_formatted(row) for row in rows if row["condition"] == condition),
             key=lambda row: (row["layer"], order.get(row["metric"], len(order))),
         )
         if own:
@@ -68,19 +68,24 @@ def page(folder: Path) -> tuple[StoredActivations, str, dict[str, Any]]:
     return opened, "activations.html", {"changes": found}
 
 
-def _told(row: Mapping[str, Any]) -> dict[str, Any]:
+def _formatted(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with its numbers as the page writes them: shares in per cent, sizes by their ratio."""
     share = str(row["metric"]).startswith("near_zero")
-    told = [row["value"], row["none"], row["difference"], row["lo"], row["hi"]]
+    numbers = [row["value"], row["none"], row["difference"], row["lo"], row["hi"]]
     if share:
-        value, none, change, lo, hi = (100 * number for number in told)
+        value, none, change, lo, hi = (100 * number for number in numbers)
         texts = [f"{value:.2f}", f"{none:.2f}", f"{change:+.2f}", f"[{lo:+.2f}, {hi:+.2f}]"]
     elif row["scale"] == "log ratio":
-        change, lo, hi = (math.exp(number) for number in told[2:])
-        texts = [f"{told[0]:.4g}", f"{told[1]:.4g}", f"× {change:.3f}", f"[{lo:.3f}, {hi:.3f}]"]
+        change, lo, hi = (math.exp(number) for number in numbers[2:])
+        texts = [f"{numbers[0]:.4g}", f"{numbers[1]:.4g}", f"× {change:.3f}", f"[{lo:.3f}, {hi:.3f}]"]
     else:
-        texts = [f"{told[0]:.4f}", f"{told[1]:.4f}", f"{told[2]:+.4f}", f"[{told[3]:+.4f}, {told[4]:+.4f}]"]
-    names = ("value_told", "none_told", "change_told", "interval_told")
+        texts = [
+            f"{numbers[0]:.4f}",
+            f"{numbers[1]:.4f}",
+            f"{numbers[2]:+.4f}",
+            f"[{numbers[3]:+.4f}, {numbers[4]:+.4f}]",
+        ]
+    names = ("value_text", "none_text", "change_text", "interval_text")
     shown = [("–" if "nan" in text else text).replace("-", "−") for text in texts]
     return {**row, "called": METRICS.get(row["metric"], row["metric"]), **dict(zip(names, shown, strict=True))}
 

@@ -24,12 +24,12 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
-    """fig3 for the first layer measured: the fillers that come first, and the control of positions where it was run."""
+    """fig3 for the first measured layer: the first fillers, and the position control where it was run."""
     about = ResultFolder(folder).manifest() or {}
     kinds = {name: condition.get("kind") for name, condition in about.get("conditions", {}).items()}
     controls = [name for name, kind in kinds.items() if kind == "shift"][:1]
     fillers = [name for name, kind in kinds.items() if inserts(kind)]
-    # Natural text is the yardstick: of the fillers it is shown beside the first one.
+    # Natural text is the yardstick, so it is shown beside the first filler.
     first = [*fillers[:1], *[name for name in fillers[1:] if kinds[name] == "text"], *fillers[1:]]
     fields = [*list(dict.fromkeys(first))[: FIELDS - len(controls)], *controls]
     if not fields:

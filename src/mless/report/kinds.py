@@ -1,4 +1,4 @@
-"""The one table of pages: what is said, drawn and summed up of a folder, by what its study measured."""
+"""The one table of pages: for each measurement the summary, the figures and the template."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`summary` is for other programs, `draw_standard` makes the pictures that every folder of the kind gets, `parts` gives the opened folder,
-    the template, and what the template needs beyond what every page has. `inside` are inner folders with a page of their own."""
+    """`summary` is for other programs. `draw_standard` makes the pictures that every folder of the kind gets. `parts` gives the opened
+    folder, the template, and the values that only this template needs. `inside` are inner folders with a page of their own.
+    """
 
     summary: Callable[[Path], dict[str, Any]]
     draw_standard: Callable[[Path, Sequence[str]], list[Path]]
@@ -43,7 +44,7 @@ PAGES: Registry[Page] = Registry(
 
 
 def page_of(folder: Path) -> Page:
-    """The page of a folder; a measurement that brings none gets the verdict, its tables as they are, and its own figures."""
+    """The page of a folder. A measurement without a page of its own gets the verdict, its plain tables and its figures."""
     # pyarrow loads here and not at the top: `import mless.report` must stay cheap.
     from mless.results.reading import measured_in, read_about
 

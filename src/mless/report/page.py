@@ -1,4 +1,4 @@
-"""What the page says: plain values for the template, and the one place where they become safe text."""
+"""The values of the page's template, and the one place where they become safe text."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _p(value: float | None) -> str:
 
 
 def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
-    """What was run, in the order a reader asks for it; what a folder does not tell is left out."""
+    """What was run, in the order a reader asks for it. What the folder does not say is left out."""
     about, model, study = folder.about, folder.model, folder.study
     size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
     own: list[tuple[str, object]]
@@ -231,12 +231,12 @@ def _token(position: int, text: str, span: str) -> Token:
 
 
 def _command(folder: StoredStudy) -> str:
-    """The command the folder was made with, where it tells; else the one that makes its like."""
-    told = folder.about.get("command")
-    if isinstance(told, str) and told:
-        return told
-    if isinstance(told, list) and told:
-        return shlex.join(str(part) for part in cast("list[object]", told))
+    """The command the folder was made with, where it is stored; else one that makes such a folder."""
+    command = folder.about.get("command")
+    if isinstance(command, str) and command:
+        return command
+    if isinstance(command, list) and command:
+        return shlex.join(str(part) for part in cast("list[object]", command))
     return shlex.join(
         ["mless", "run", str(folder.study.get("name") or "quick"), "--model", str(folder.model.get("name") or "…")]
     )

@@ -19,7 +19,7 @@ def summary(folder: Path) -> dict[str, Any]:
     opened = StoredTuning.open(folder)
     return {
         "chosen": {"condition": opened.chosen, **opened.conditions[opened.chosen]["arm"]},
-        "tried": opened.told["tried"],
+        "tried": opened.tuning["tried"],
         "tuning": opened.table("tuning", opened_columns("tuning")).to_pylist(),
         "accuracy": opened.table("tuned", opened_columns("tuned")).to_pylist(),
     }
@@ -53,12 +53,12 @@ def page(folder: Path) -> tuple[StoredTuning, str, dict[str, Any]]:
     other = [row for row in opened.accuracy() if row.metric == "pass@1"]
     parts = {
         "chosen": opened.chosen,
-        "tried": opened.told["tried"],
+        "tried": opened.tuning["tried"],
         "tuning": list(zip(rows, intervals, strict=True)),
         "rungs": len({row.rung for row in rows}),
         "words": {name: wording.condition_words(about) for name, about in opened.conditions.items()},
         "tuned": other,
-        "transfer": opened.told["transfer"],
+        "transfer": opened.tuning["transfer"],
     }
     return opened, "tuning.html", parts
 

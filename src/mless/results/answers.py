@@ -32,9 +32,9 @@ def p_of_row(row: Mapping[str, Any]) -> float:
 
 
 def verdict_of(row: Mapping[str, Any], p: float) -> AccuracyVerdict:
-    """What a row says at that p, be it adjusted or not."""
+    """What a row says at this p, adjusted or not."""
     delta, by_itself = row["delta"], abs(row.get("aa_delta") or 0.0)
-    # what the same prompts do by themselves is no finding, whatever its p
+    # a change no larger than the A/A control's is no finding
     if p <= ALPHA and abs(delta) > by_itself + 1e-12:
         return "rises" if delta > 0 else "drops"
     equal = row.get("equivalence_p")
@@ -48,8 +48,8 @@ def verdict_of(row: Mapping[str, Any], p: float) -> AccuracyVerdict:
 class BestOnDev:
     """The condition that dev items chose, its rows on either split, and what the test items say of it.
 
-    One condition is tested on the test items, so `p` (the larger of those against `none` and `none-again`) is not adjusted; the
-    `p_adjusted` of its row is for those who look at all conditions there.
+    Only one condition is tested on the test items, so `p` (the larger of those against `none` and `none-again`) is not adjusted. The row's
+    `p_adjusted` is for readers who look at all conditions.
     """
 
     condition: str
@@ -199,7 +199,7 @@ class StoredAnswers(StoredStudy):
         )  # stable: metrics and splits stay as stored
 
     def chosen(self, among: Collection[str]) -> BestOnDev | None:
-        """What the dev items choose among these conditions, and what the test items say of it; None where nothing was to be chosen."""
+        """What the dev items choose among these conditions, and its test result; None where there was no choice."""
         _, conditions, rows = read_accuracy(self.path)
         table = pa.Table.from_pylist(rows, schema=ACCURACY)
         try:
@@ -209,7 +209,7 @@ class StoredAnswers(StoredStudy):
         return best if best.among > 1 else None
 
     def swept(self, among: Sequence[str] | None = None) -> list[dict[int, str]]:
-        """Conditions that differ in nothing but the filler's length, as length → name; each such line has two lengths or more."""
+        """Conditions that differ only in the filler's length, as length → name; each line has at least two lengths."""
         lines: dict[tuple[object, ...], dict[int, str]] = {}
         for name in self.conditions if among is None else among:
             about = self.conditions[name]
@@ -248,13 +248,13 @@ class StoredAnswers(StoredStudy):
         return {item: sorted(answers, key=lambda one: one.sample) for item, answers in found.items()}
 
     def questions(self, items: Sequence[str]) -> dict[str, str]:
-        """Item → its question, as it stands in the prompt without filler; the whole prompt where the question cannot be told apart.
+        """Item → its question as in the prompt without filler; the whole prompt where the question's span is unknown.
 
         Without stored prompts (a server makes them itself) it is the task's question, which study.json keeps.
         """
         asked_of: Any = self.about.get("questions")
-        told = cast("dict[str, Any]", asked_of) if isinstance(asked_of, dict) else {}
-        found = {item: str(told[item]) for item in items if item in told}
+        questions = cast("dict[str, Any]", asked_of) if isinstance(asked_of, dict) else {}
+        found = {item: str(questions[item]) for item in items if item in questions}
         if not (self.path / "prompts.parquet").exists():
             return found
         where = (pc.field("condition") == "none") & pc.field("item").isin(pa.array(items, pa.string()))
@@ -290,20 +290,20 @@ class StoredTuning(StoredStudy):
         return str(self.about.get("task") or self.study.get("data") or "task")
 
     @property
-    def told(self) -> dict[str, Any]:
+    def tuning(self) -> dict[str, Any]:
         """What study.json says of the choice: chosen, tried, rungs, dev, test, transfer."""
         return cast("dict[str, Any]", self.about["tuning"])
 
     @property
     def chosen(self) -> str:
-        return str(self.told["chosen"])
+        return str(self.tuning["chosen"])
 
     def rows(self) -> list[Tried]:
         """Every setting and rung, in the order in which they were tried."""
         found: list[Tried] = []
         for row in self.table("tuning", [field.name for field in fields(Tried)]).to_pylist():
-            told: dict[str, Any] = {**row, "layers": tuple(row["layers"])}
-            found.append(Tried(**told))
+            values: dict[str, Any] = {**row, "layers": tuple(row["layers"])}
+            found.append(Tried(**values))
         if not found:
             raise BadFolder(f"{self.path}: tuning.parquet holds no rows; run the same command again")
         return found

@@ -51,7 +51,7 @@ def _partial(path: Path) -> Generator[Path]:
 
 @contextmanager
 def _refusals(path: Path) -> Generator[None]:
-    """What the disk refuses (no room, no permission), in one line: the work done so far is stored and stays."""
+    """A write that fails (no room, no permission) becomes one line of error. Work stored so far stays."""
     try:
         yield
     except OSError as fault:
@@ -86,10 +86,10 @@ def _encode(table: pa.Table) -> bytes:
 
 
 def _in_todays_words(content: dict[str, Any]) -> dict[str, Any]:
-    """An older study.json in today's words. Its format number stays, so that nobody takes its prompts for today's.
+    """An older study.json with today's names. Its format number stays, because its prompts differ from today's.
 
-    Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, which is `before-answer` now. In a
-    raw prompt that is the same place, and to a server `end` was the end of the user's message, as it is now.
+    Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, now called `before-answer`. In
+    a raw prompt both are the same place. For a server `end` was the end of the user's message, as it is now.
     """
     if content["format"] >= 2 or content.get("prompt") in ("raw", "text"):
         return content
@@ -154,7 +154,7 @@ class ResultFolder:
         return file
 
     def holds_something_else(self) -> bool:
-        """Whether there is no study here but other files are; what a run killed at its very start leaves does not count."""
+        """Whether the folder has no study but other files. Files left by a run killed at its start do not count."""
         if self.manifest() is not None or not self.path.exists():
             return False
         return any(not _is_trace(entry) for entry in self.path.iterdir())
@@ -214,7 +214,7 @@ class ResultFolder:
         write_atomically(self.path / f"{name}.parquet", _encode(table))
 
     def merge(self, name: str, keys: Sequence[str]) -> None:
-        """All units of a table, in `keys`' order, as one file; one unit in memory at a time."""
+        """Merge all units of a table into one file, in the order of `keys`, with one unit in memory at a time."""
         import pyarrow.parquet as pq
 
         if not keys:
@@ -238,7 +238,7 @@ class ResultFolder:
             _publish(partial, path)
 
     def read_part(self, table: str, number: int, parts: int) -> pa.Table:
-        """Of a table merged from so many units, the rows of one; each is a row group of its own."""
+        """The rows of one unit in a table merged from so many; each unit is one row group."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -261,7 +261,7 @@ class ResultFolder:
         return (self.path / "units").exists()
 
     def drop_units(self) -> None:
-        """Remove all units: the tables hold them, or they serve nobody."""
+        """Remove all units: the tables hold them, or they are not needed."""
         shutil.rmtree(self.path / "units", ignore_errors=True)
 
     def sweep(self) -> None:
@@ -273,7 +273,7 @@ class ResultFolder:
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Hold the folder. A second run on it is told so; a killed one's hold ends with its process."""
+        """Lock the folder. A second run gets an error; the lock of a killed run ends with its process."""
         with _refusals(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)

@@ -1,6 +1,6 @@
 """The one table of figure kinds: what each shows and takes, and where the function that draws it is.
 
-It lies below the study, which must refuse a figure that a run could not show, and below the figures, which draw it.
+It lies below `study`, which refuses a figure that a run could not show, and below `figures`, which draws it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shows = Literal["attention", "answers", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure asked for: what it shows, from which folders, and what the user put in the published figure's place."""
+    """A requested figure: what it shows, from which folders, and what the user chose instead of the published settings."""
 
     spec: FigureSpec
     paths: list[Path]
@@ -40,10 +40,10 @@ class FigureKind:
     shows: Shows = "other"
     takes: tuple[str, ...] = ()  # of --layers, --heads and --item
     table: bool = False
-    overview: bool = False  # of its conditions it shows those that were run
-    one_layer: bool = False  # it shows one layer: the one asked for, else the study's first
+    overview: bool = False  # shows only those of its conditions that were run
+    one_layer: bool = False  # shows one layer: the one asked for, else the study's first
     compares: bool = False  # a condition without filler has nothing to show
-    counts_arm: bool = False  # ARM inserts nothing, and changes what is shown all the same
+    counts_arm: bool = False  # shows conditions with ARM, which insert nothing
 
     def function(self) -> Callable[..., Any]:
         return found_at(self.draws) if isinstance(self.draws, str) else self.draws

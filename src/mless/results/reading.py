@@ -53,10 +53,10 @@ def measured_in(about: Mapping[str, Any]) -> str:
 
 
 def holds_answers(path: Path) -> bool:
-    """Whether the folder's study measured answers and not attention; what is no result folder is refused."""
+    """Whether the folder's study measured answers. A folder without results is refused."""
     about = read_about(path)
     measured = measured_in(about)
-    # Folders that were not written by mless may say nothing but hold the table.
+    # Folders not written by mless may only hold the table.
     return measured == "accuracy" or (measured == "attention" and (path / "accuracy.parquet").exists())
 
 
@@ -104,7 +104,7 @@ class StoredStudy:
             )
 
     def run_of(self, wanted: Sequence[str]) -> list[str]:
-        """Those of the conditions that were run here; a folder that holds none of them is refused."""
+        """Those of the conditions that were run here; a folder with none of them is refused."""
         found = [name for name in wanted if name in self.conditions]
         if not found:
             self.need_conditions(wanted)
@@ -117,7 +117,7 @@ class StoredStudy:
     def table(
         self, name: str, columns: Sequence[str], where: ds.Expression | None = None, *, newer: Sequence[str] = ()
     ) -> pa.Table:
-        """The named columns of the rows that match, never more of the file than that; of the `newer` ones those that are there."""
+        """The named columns of the rows that match, and those of the `newer` columns that exist. Nothing else is read."""
         file = self.path / f"{name}.parquet"
         if not file.exists():
             running = (self.path / "units").is_dir()
@@ -144,7 +144,7 @@ class StoredStudy:
         try:
             return file.exists() and {"spans", "tokens"} <= set(ds.dataset(file, format="parquet").schema.names)
         except (OSError, pa.ArrowException):
-            return True  # whoever reads it is told what is wrong with it
+            return True  # reading it raises the error
 
     def _way_out(self) -> str:
         name = str(self.model.get("name") or "…")
@@ -248,7 +248,7 @@ class StoredResults(StoredStudy):
         columns = [
             "condition", "layer", "head", "retained", "lo", "hi", "p", "p_adjusted", "n_items", "uniform", "verdict",
         ]  # fmt: skip
-        # Folders made before there was a dilution exponent lack these; its value is then None.
+        # Older folders have no dilution exponent; it is None then.
         newer = ["epsilon", "epsilon_lo", "epsilon_hi", "skewed"]
         rows = self.table("retained", columns, pc.field("queries") == queries, newer=newer).to_pylist()
         return [dict.fromkeys(newer) | row for row in cast("list[dict[str, Any]]", rows)]

@@ -57,7 +57,7 @@ def columns_of(row: type, *, newer: bool) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """None for a number that is not one: in a table that is null."""
+    """NaN and None as None: null in a table."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -140,7 +140,7 @@ SHARES = schema("item", "layer", "head", "queries", "retained", "uniform", "epsi
 
 TokenClass = Literal["digits", "operators", "conjunctions", "other"]
 TOKEN_CLASSES: tuple[TokenClass, ...] = get_args(TokenClass)
-#: Of which tokens a row speaks: all original ones, those of the question, and the classes, which partition the first.
+#: The token sets of a row: all original tokens, those of the question, and the classes, which partition the first.
 TOKENS: tuple[str, ...] = ("all", "question", *TOKEN_CLASSES)
 #: A row per item, layer and set of tokens; null where the item has no such tokens.
 ACTIVATION_ITEMS = schema(
@@ -216,7 +216,7 @@ ANSWERS = pa.schema(
         ("stated", pa.bool_()),
     ]
 )
-#: What is drawn is stored as it comes; how it is judged can be computed anew at any time, so units do not hold it.
+#: Units hold the answers only. Judgements can be computed again at any time.
 REPLIES = pa.schema(
     [
         ANSWERS.field(name)
@@ -229,11 +229,11 @@ REPLIES = pa.schema(
 class Accuracy:
     """One row of ``accuracy.parquet``: a condition's accuracy by one metric on one split, beside `none`'s. Shares are 0…1.
 
-    `p` is against `none`; `p_again` against `none-again`, null where that was not run; `p_adjusted` is Holm's over the conditions, of the
-    larger of the two (of the primary condition, which is tested alone, just the larger). `alpha` is what that p is held to where no other
-    condition has an effect. `mde` is the smallest effect that so many items could have shown by this test with 80 % power. `delta_lo_all`
-    and `delta_hi_all` hold for all conditions of the metric at once. `aa_delta` is the A/A difference of the same metric, beside every
-    delta. Null where a number has no meaning (delta of `none`).
+    `p` is against `none`, `p_again` against `none-again` (null where that was not run). `p_adjusted` = Holm over the conditions of max(p,
+    p_again); for the primary condition, tested alone, just the maximum. `alpha` is the level for that p where no other condition has an
+    effect. `mde` is the smallest effect that this test shows with 80 % power at this number of items. `delta_lo_all` and `delta_hi_all`
+    hold for all conditions of the metric at once. `aa_delta` is the A/A difference of the same metric, beside every delta. Null where a
+    number has no meaning (delta of `none`).
     """
 
     model: str
@@ -307,8 +307,8 @@ class Answer:
 class Tried:
     """One row of ``tuning.parquet``: a setting on all dev items up to a rung, beside `none`. Shares are 0…1.
 
-    `none` is the baseline's accuracy on the same items; `p_adjusted` is Holm's over all settings that were tried; `kept`: goes on to the
-    next rung, or after the last rung is the one chosen.
+    `none` is the baseline's accuracy on the same items. `p_adjusted` is Holm's over all settings that were tried. `kept`: the setting goes
+    on to the next rung; after the last rung, it is the chosen one.
     """
 
     model: str

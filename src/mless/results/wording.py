@@ -1,4 +1,4 @@
-"""How numbers and names of accuracy results are said: one way in pictures, tables and pages."""
+"""How numbers and names of accuracy results are written: the same in pictures, tables and pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def percent(share: float | None) -> str:
 
 
 def whole_percent(share: float | None) -> str:
-    """``0.239`` → ``24``, for where there is little room; what is not nothing is not written as nothing."""
+    """``0.239`` → ``24``, for narrow places; only 0 is written as 0."""
     if share is None:
         return "–"
     rounded = round(100 * share)
@@ -66,7 +66,7 @@ def whole_percent(share: float | None) -> str:
 
 
 def points(delta: float | None) -> str:
-    """``-0.012`` → ``−1.2``: percentage points with their sign; nothing has none."""
+    """``-0.012`` → ``−1.2``: percentage points with their sign; 0 has none."""
     if delta is None:
         return "–"
     text = f"{100 * delta:+.1f}"
@@ -82,7 +82,7 @@ def points_interval(row: Accuracy) -> str:
 
 
 def form_part(row: Accuracy) -> str:
-    """How much of Δ is form, with its interval; "mostly" where the verdict calls it so."""
+    """How much of Δ is form, with its interval; "mostly" as in the verdict."""
     if row.delta_form is None:
         return "–"
     around = interval(row.delta_form_lo, row.delta_form_hi, signed=True)
@@ -113,7 +113,7 @@ def p_words(p: float | None) -> str:
 
 
 def mostly_form(row: Mapping[str, Any]) -> bool:
-    """Whether a Δ is called mostly form: form is its larger part, and the Δ, or the part that is form, is more than chance."""
+    """Whether a Δ is called mostly form: form is its larger part, and Δ or the form part is more than chance."""
     lo, hi = row.get("delta_form_lo"), row.get("delta_form_hi")
     clear = row["verdict"] in ("rises", "drops") or (lo is not None and hi is not None and (lo > 0 or hi < 0))
     return bool(row.get("mostly_form")) and clear
@@ -125,7 +125,7 @@ def p_of(row: Accuracy) -> float | None:
 
 
 def p_claimed(row: Accuracy) -> float | None:
-    """The p that a finding rests on: adjusted over the conditions; of a row that is in no family, the one it has."""
+    """The p for a finding: adjusted over the conditions, or the plain p of a row in no family."""
     return row.p if row.p_adjusted is None else row.p_adjusted
 
 
@@ -154,7 +154,7 @@ def condition_name(condition: str, folders: Sequence[StoredAnswers]) -> str:
 
 
 def filler_shown(about: Mapping[str, Any]) -> str:
-    """The filler in quotes, each sign of it to be seen: ``" /"``, ``"\\n"``."""
+    """The filler in quotes, with every character visible: ``" /"``, ``"\\n"``."""
     filler = about.get("filler")
     if about.get("kind") == "text":
         return "natural text"
@@ -167,7 +167,7 @@ def filler_shown(about: Mapping[str, Any]) -> str:
 
 
 def condition_words(about: Mapping[str, Any]) -> str:
-    """What a stored condition does to the prompt or the model; of imported results that do not say it, where they came from."""
+    """What a stored condition does to the prompt or the model. For imported results that do not say it, their source."""
     if about.get("imported") and not about.get("told"):
         return visible(f"as in {about['imported']}", keep="")
     return visible(values.condition_words(condition_of(str(about.get("name") or ""), about)), keep="")
@@ -181,7 +181,7 @@ def random_is_yardstick(name: str, conditions: Mapping[str, Mapping[str, Any]]) 
     return all(mine.get(key) == text.get(key) for key in ("length", "placement"))
 
 
-# ---- what stands under a table or picture -------------------------------------------------------------------------------------
+# ---- notes under a table or picture -------------------------------------------------------------------------------------
 
 
 def drawn_words(folders: Sequence[StoredAnswers]) -> str:
@@ -245,13 +245,13 @@ def statistics_words(folders: Sequence[StoredAnswers], rows: Sequence[Accuracy])
 
 
 def _one_answer(row: Accuracy) -> bool:
-    """Whether an item has one right or wrong: it was answered once, or all of its answers are one vote."""
+    """Whether each item is just right or wrong: one answer, or one vote over its answers."""
     kind, _, k = row.metric.partition("@")
     return row.metric != "diversity" and (row.samples or 1) // (int(k) if kind == "maj" else 1) == 1
 
 
 def choice_words(best: BestOnDev, called: str) -> str:
-    """A choice made by looking: where it was made, and what it is worth on the items it was not made on."""
+    """A choice made on dev items, and its result on the test items."""
     test = Accuracy(**best.test)
     return (
         f"chosen on the dev items (n = {best.dev['n']:,}) out of {best.among}: {called}; on the test items (n = {test.n:,}) "

@@ -153,7 +153,7 @@ def _lm_eval(samples: Sequence[Mapping[str, Any]], source: str, task: str | None
         else:
             rows[item].scores.update(scores)
     config: Any = beside.get("config")
-    told: dict[str, Any] = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
+    settings: dict[str, Any] = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
     asked = _arguments(samples[0])[0]
     drawing: dict[str, Any] = asked[1] if len(asked) > 1 and isinstance(asked[1], dict) else {}
     limit = drawing.get("max_gen_toks")
@@ -163,16 +163,16 @@ def _lm_eval(samples: Sequence[Mapping[str, Any]], source: str, task: str | None
         "lm-eval",
         list(rows.values()),
         task,
-        _lm_eval_model(beside, told),
-        told.get("mless_condition"),
+        _lm_eval_model(beside, settings),
+        settings.get("mless_condition"),
         float(warm) if isinstance(warm, int | float) else 0.0,
         limit if isinstance(limit, int) else None,
         "" if drawing else "log-likelihoods of the given choices",
     )
 
 
-def _lm_eval_model(beside: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
-    arguments: Any = told.get("model_args")
+def _lm_eval_model(beside: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    arguments: Any = settings.get("model_args")
     if isinstance(arguments, str):
         arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
     given = cast("dict[str, Any]", arguments).get("pretrained") if isinstance(arguments, dict) else None
@@ -198,11 +198,11 @@ def _lm_eval_row(item: str, sample: Mapping[str, Any], scores: dict[str, Any]) -
         choices = [str(request[1]) for request in requests]
         found = [float(_first(response)) for response in sample["resps"]]
         by_length = any(name.startswith("acc_norm") for name in scores)
-        told = "; ".join(f"{choice.strip()}: {value:.2f}" for choice, value in zip(choices, found, strict=True))
+        likelihoods = "; ".join(f"{choice.strip()}: {value:.2f}" for choice, value in zip(choices, found, strict=True))
         best = max(range(len(choices)), key=lambda n: found[n])
         right = choices[int(target)].strip() if target.isdecimal() and int(target) < len(choices) else target
         how = "likeliest" + (" (acc; acc_norm divides by length)" if by_length else "")
-        return Scored(item, 0, mark, question, right, told, choices[best].strip(), how, scores)
+        return Scored(item, 0, mark, question, right, likelihoods, choices[best].strip(), how, scores)
     filtered = _first(sample.get("filtered_resps"))
     extracted = None if filtered is None or filtered == _NOTHING_FOUND else str(filtered)
     text = str(_first(sample["resps"]))

@@ -210,11 +210,11 @@ def _condition(name: str, one: Results) -> Condition:
     again = name == "none-again"
     if one.condition is None or again:
         return Condition(name, "none", again=again)
-    told = one.condition
-    if told.get("format", 1) < 2 and told.get("placement") == "end":
+    stored = one.condition
+    if stored.get("format", 1) < 2 and stored.get("placement") == "end":
         # Written by an older mless, whose `end` was the prompt's last place.
-        told = {**told, "placement": "before-answer"}
-    return condition_of(name, told)
+        stored = {**stored, "placement": "before-answer"}
+    return condition_of(name, stored)
 
 
 def _answer(row: Scored, metric: str, condition: str, one: Results) -> dict[str, Any]:

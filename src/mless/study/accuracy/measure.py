@@ -51,7 +51,7 @@ class AccuracyMeasurement(Measurement):
         self._requests: asking.Requests = {}
         self._engine: Engine | None = None
         #: What the engine says of itself.
-        self._told: dict[str, Any] = {}
+        self._engine_about: dict[str, Any] = {}
         #: The primary condition that was named when the first answer was drawn.
         self._first_primary = spec.primary
 
@@ -134,16 +134,17 @@ class AccuracyMeasurement(Measurement):
     def _start_engine(self, bench: Bench) -> dict[str, str]:
         """Open it and prove its promise; what is returned is part of the numbers."""
         engine = self._engine = self._open(bench).__enter__()
-        self._told = engine.about()
+        self._engine_about = engine.about()
         check = getattr(engine, "self_check", None)
         if check is not None:
             rows = [request for some in self._requests.values() for request in some if request.sample == 0]
-            self._told["self_check"] = check(rows)
+            about = self._engine_about
+            about["self_check"] = check(rows)
             bench.progress.say(
-                f"row-stable: {self._told['self_check']['logits']} ({self._told['slots']} slots, {self._told['dtype']}, {self._told['device']})"
+                f"row-stable: {about['self_check']['logits']} ({about['slots']} slots, {about['dtype']}, {about['device']})"
             )
         kept = ("slots", "length", "dtype", "device", "device_name", "mode", "attention", "torch", "transformers")
-        return {f"{key} in use": str(self._told[key]) for key in kept if key in self._told}
+        return {f"{key} in use": str(self._engine_about[key]) for key in kept if key in self._engine_about}
 
     def _open(self, bench: Bench) -> Engine:
         settings, spec, subject = self.settings, bench.spec, bench.subject
@@ -168,7 +169,7 @@ class AccuracyMeasurement(Measurement):
         return self._kind.open(given)
 
     def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
-        self._told = dict(stored["engine"])
+        self._engine_about = dict(stored["engine"])
         self._first_primary = stored.get(FIRST_PRIMARY)
 
     def changed(self, stored: Mapping[str, Any]) -> bool:
@@ -177,7 +178,7 @@ class AccuracyMeasurement(Measurement):
     def stop(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._told |= engine.about()  # a server shows its fingerprint with its answers
+            self._engine_about |= engine.about()  # a server shows its fingerprint with its answers
             engine.__exit__(None, None, None)
 
     # ---- answers
@@ -194,7 +195,9 @@ class AccuracyMeasurement(Measurement):
             Random(f"{bench.spec.seed}/again").shuffle(order)
             places = {item: place for place, item in enumerate(order)}
             again.sort(key=lambda unit: places[bench.items[unit.number].id])
-            width: int = self._told.get("slots") or self._told.get("max_num_seqs") or self.settings.concurrency
+            width: int = (
+                self._engine_about.get("slots") or self._engine_about.get("max_num_seqs") or self.settings.concurrency
+            )
             yield Group(again, max(1, width * 3 // 4))
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
@@ -244,10 +247,10 @@ class AccuracyMeasurement(Measurement):
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        return {"engine": self._told.get("engine", ""), "grading": self.settings.grader}
+        return {"engine": self._engine_about.get("engine", ""), "grading": self.settings.grader}
 
     def about(self, bench: Bench) -> dict[str, Any]:
-        engine = self._told
+        engine = self._engine_about
         return {
             "questions": {item.id: item.question for item in bench.items},
             FIRST_PRIMARY: self._first_primary,
