@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`summary` is for other programs. `draw_standard` makes the pictures that every folder of the kind gets. `parts` gives the opened
-    folder, the template, and the values that only this template needs. `inside` are inner folders with a page of their own.
+    """One kind of page.
+
+    `summary` is for other programs. `draw_standard` makes the pictures that every folder of the kind gets. `parts` gives the opened folder,
+    the template, and the values that only this template needs. `inside` are inner folders with a page of their own.
     """
 
     summary: Callable[[Path], dict[str, Any]]

@@ -28,7 +28,7 @@ PLACEMENTS = {
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:
-    """Text whose every sign can be seen: control, direction-changing and invisible characters are escaped (\\x07)."""
+    """Text with every character visible: control, direction-changing and invisible ones are escaped (\\x07)."""
     return _NOT_PLAIN.sub(lambda sign: sign[0] if sign[0] in keep or not _unseen(sign[0]) else _escape(sign[0]), text)
 
 

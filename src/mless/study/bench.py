@@ -1,4 +1,4 @@
-"""What every measurement is given, what it has to offer, and who is told how far it is."""
+"""What every measurement gets (`Bench`), what it must offer (`Measurement`), and how progress is reported."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Hears what happens; the command draws it, a script may ignore it."""
+    """Receives messages and progress. The command shows them; a script may ignore them."""
 
     def say(self, line: str) -> None: ...
 
     def step(self, what: str, done: int, total: int) -> None: ...
 
     def checked(self) -> None:
-        """The input has passed its checks; from here on it is work."""
+        """The input has passed its checks; the work begins."""
         ...
 
 
@@ -42,7 +42,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where the results are, and whether this call computed any of them; `fresh` where it made their tables anew."""
+    """Where the results are, and whether this call computed any of them; `fresh` where it wrote their tables."""
 
     folder: Path
     computed: int
@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """A study to be run: where to, who hears of it, and what only the command line may say."""
+    """A study to be run: its folder, its progress, and what only the command line may set."""
 
     spec: StudySpec
     out: Path | None = None
@@ -77,7 +77,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Units that are computed together; `width` is how many at once where that is not as usual."""
+    """Units that are computed together; `width` is their number at once where it differs from the usual."""
 
     units: Sequence[Unit]
     width: int | None = None
@@ -85,13 +85,13 @@ class Group:
 
 @dataclass
 class Bench:
-    """A study on its way: items, conditions and prompts, where units go, and the model once it is loaded."""
+    """A study during a run: items, conditions, prompts, the folder, and the model once it is loaded."""
 
     spec: StudySpec
     folder: ResultFolder
     items: list[Item]
     conditions: list[Condition]
-    #: None where a server is sent text, and where stored tables are judged anew without their prompts.
+    #: None where a server gets text, or where stored tables are judged again without prompts.
     prompts: dict[str, list[Prompt]] | None
     layers: list[int]
     heads: list[int]
@@ -128,7 +128,7 @@ class Bench:
         ]
 
     def read_unit(self, table: str, condition: str, number: int) -> pa.Table:
-        """A unit's rows: from its file, or from the merged table once the files are gone."""
+        """A unit's rows: from its file, or from the merged table once the files are removed."""
         place = next(n for n, one in enumerate(self.conditions) if one.name == condition)
         key = Unit(self.conditions[place], number).key
         if self.folder.has_unit((table,), key):
@@ -137,32 +137,32 @@ class Bench:
 
 
 class StartAgain(Exception):
-    """What was computed so far cannot be kept, and the measurement has changed what made it fail."""
+    """The results so far cannot be kept. The measurement has changed its settings and must start again."""
 
 
 class Measurement:
-    """What a study measures on each prompt, and what is made of it in the end.
+    """What a study measures on each prompt, and the tables and verdict made from it.
 
     A measurement gives `measure` (prompts → units), `finish` (units → tables) and `lines` (tables → verdict). Everything else has a default.
     Loading, proving, resuming and storing are the same for all (`mless.study.measuring`).
     """
 
-    #: Tables of a unit; those in `merged` become tables of the finished folder as they are.
+    #: Tables of a unit; those in `merged` are joined unchanged into tables of the finished folder.
     unit_tables: ClassVar[tuple[str, ...]] = ()
     merged: ClassVar[tuple[str, ...]] = ()
-    #: All tables of a finished folder, and those that the others can be made from without a model.
+    #: All tables of a finished folder, and those from which the others can be made without a model.
     tables: ClassVar[tuple[str, ...]] = ()
     sources: ClassVar[tuple[str, ...]] = ()
     #: Changed whenever a unit would hold other numbers for the same study; stored units of another format are not taken over.
     unit_format: ClassVar[int] = 1
-    #: Measurements whose readout this one needs; they are handed in.
+    #: Measurements whose readout this one needs.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether both prompts of a pair must hold the same original tokens, and whether conditions may run the model with ARM.
     pairs_tokens: ClassVar[bool] = True
     takes_arm: ClassVar[bool] = True
     #: Whether `measure` runs the loaded model itself; ARM is then attached around it.
     runs_model: ClassVar[bool] = True
-    #: Fields of the study that say how stored numbers are judged, not what they are: they may be changed without a model.
+    #: Fields that say how stored numbers are judged. They can be changed without a model.
     judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
     #: Names of figure kinds that every folder of this measurement gets, and the tables that its summary holds.
     figures: ClassVar[tuple[str, ...]] = ()
@@ -190,7 +190,7 @@ class Measurement:
         return parse_numbers(self.spec.layers, subject.layers or 0, "layer")
 
     def identity(self, found: dict[str, str], items: Sequence[Item]) -> dict[str, str]:
-        """What must agree for stored units to be this study's, from what every study's `found` says."""
+        """What must agree for stored units to belong to this study; `found` is the part that all studies have."""
         return {key: value for key, value in found.items() if key not in self.judged_by}
 
     def analysis(self, items: Sequence[Item]) -> str:
@@ -198,11 +198,11 @@ class Measurement:
         return _judged_by(self.spec.model_dump(), self.judged_by)
 
     def stored_analysis(self, about: Mapping[str, Any]) -> str:
-        """The same of a stored study; folders made before it was kept say it by their fields."""
+        """The same for a stored study; for older folders it is computed from their fields."""
         return about.get("analysis") or _judged_by(about.get("study") or {}, self.judged_by)
 
     def check_stored(self, folder: ResultFolder, about: Mapping[str, Any]) -> None:
-        """Refuse to go on with a folder that was begun otherwise."""
+        """Refuse to resume a folder that was started with other settings."""
 
     # ---- with the model
 
@@ -210,10 +210,10 @@ class Measurement:
         subject.load(progress, layers=layers)
 
     def prepare(self, bench: Bench) -> None:
-        """Prompts are written: refuse those that cannot be measured, make ready what does not depend on what is missing."""
+        """Called once prompts are written: refuse those that cannot be measured, and prepare what every run needs."""
 
     def identity_loaded(self, bench: Bench) -> dict[str, str]:
-        """What a study's fields stand for once a model is loaded: auto is another dtype elsewhere."""
+        """Resolved study fields once a model is loaded: `auto` is another dtype on another machine."""
         return {
             "prompts as rendered": rendered(bench),
             "dtype in use": bench.model.dtype,
@@ -221,7 +221,7 @@ class Measurement:
         }
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
-        """Units are missing: prove the instrument. What is returned is added to the identity."""
+        """Called where units are missing: check the instrument. The result is added to the identity."""
         self.proofs = self.prove(bench)
         return {}
 
@@ -230,23 +230,23 @@ class Measurement:
         return {}
 
     def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
-        """No unit is missing: what the run that computed them said of itself is kept."""
+        """Called where no unit is missing: keep what the earlier run recorded."""
         self.proofs = dict(stored.get("proofs") or {})
 
     def changed(self, stored: Mapping[str, Any]) -> bool:
-        """Whether study.json has to be written anew before a run goes on."""
+        """Whether study.json must be written again before a run continues."""
         return False
 
     def stop(self) -> None:
-        """No more units will be asked for."""
+        """Called after the last unit."""
 
     @property
     def implementations(self) -> Mapping[str, str | list[str]]:
-        """What computes; a list gathers what `measure` was computed by so far."""
+        """What computes; a list collects what has computed `measure` so far."""
         return {}
 
     def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
-        """What is computed together. By default a fixed run of items of one condition, so that a resumed run pads as the first one did."""
+        """What is computed together. By default fixed groups of items of one condition, so that a resumed run pads as the first one did."""
         absent = {unit.key for unit in missing}
         size, count = bench.spec.batch_size, len(bench.items)
         every = bench.units()
@@ -264,11 +264,11 @@ class Measurement:
         """Write the tables that are not merged from units."""
 
     def judge_again(self, bench: Bench) -> None:
-        """The same from stored tables, after a change of what the numbers are judged by."""
+        """The same from stored tables, after margins or rules have changed."""
         self.finish(bench)
 
     def about(self, bench: Bench) -> dict[str, Any]:
-        """What study.json says of this measurement beside what it says of all."""
+        """What study.json says of this measurement only."""
         model = bench.model
         return {
             "omit_first": model.omit_first,
@@ -290,7 +290,7 @@ class Composed(Measurement):
     """A measurement made of inner studies, each in a folder of its own inside the result folder."""
 
     def compose(self, job: Job, run: Run, readouts: Mapping[str, type[Measurement]]) -> Outcome:
-        """Run what is missing; `run` runs an inner study, `readouts` are the measurements that this one `needs`."""
+        """Run what is missing. `run` runs an inner study; `readouts` are the measurements that this one `needs`."""
         raise NotImplementedError
 
 
@@ -316,7 +316,7 @@ def _judged_by(study: Mapping[str, Any], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Written:
-    """Prompts as they were written: their kind, and the conditions with what their fillers are to the tokenizer."""
+    """Prompts as written: their kind, and the conditions with their fillers' token ids."""
 
     kind: str
     prompts: dict[str, list[Prompt]] | None

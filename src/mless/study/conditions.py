@@ -12,7 +12,7 @@ from mless.study.spec import ConditionTable, StudySpec
 from mless.values import Condition
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-#: Prompting baselines that insert nothing: is it the filler, or merely another prompt?
+#: Prompting baselines that insert nothing: they show what another prompt alone does.
 PLAN_AND_SOLVE = (
     "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
     "within \\boxed{}."

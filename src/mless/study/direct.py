@@ -44,7 +44,7 @@ def prompts(
 ) -> list[Prompt]:
     """Token ids with spans for each question under one condition.
 
-    `condition` is ``none``, ``mless``, ``mful``, ``random``, ``random-tokens``, ``position-only`` or a `Condition` of one's own; `changes`
+    `condition` is ``none``, ``mless``, ``mful``, ``random``, ``random-tokens``, ``position-only`` or a `Condition` of your own; `changes`
     are study fields such as ``filler``, ``length``, ``placement``, ``seed``.
     """
     name = condition if isinstance(condition, str) else "none"
@@ -60,10 +60,12 @@ def prompts(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A retained share with its interval, dilution exponent, test, yardstick and verdict; head 0 is the layer: the mean of its heads that were captured.
+    """A retained share with its interval, dilution exponent, test, yardstick and verdict.
 
-    `epsilon` is log λ / log λ_uniform, the mean over items: 0 nothing lost, 1 as a head that spreads evenly. It hardly depends on the length
-    of the prompts, so it is what to compare models by; NaN where nothing dilutes. `skewed`: a few items decide the row.
+    Head 0 is the layer: the mean of its captured heads.
+
+    `epsilon` is log λ / log λ_uniform, the mean over items: 0 nothing lost, 1 as a head that spreads evenly. It hardly depends on prompt
+    length, so use it to compare models; NaN where nothing dilutes. `skewed`: a few items decide the row.
     """
 
     layer: int
@@ -158,7 +160,7 @@ def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noi
     tune = TuneTable.model_validate(about["study"]["tune"]).model_copy(update={"method": "grid"})
     accuracy = AccuracyTable.model_validate(about["study"]["accuracy"])
     names = [name for name in about["conditions"] if name != "none"]
-    # By the study's own seed all of these are dev items, which is why they were answered.
+    # With the study's own seed all of these are dev items.
     return on_noise(
         answers,
         names,

@@ -1,4 +1,4 @@
-"""What other programs say of each item: lm-evaluation-harness's samples and Inspect's logs, read without either being installed."""
+"""Per-item results of other programs: lm-evaluation-harness's samples and Inspect's logs. Neither has to be installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mless.study.identity import digest
 
 #: What lm-eval's regex filter says where it found nothing.
 _NOTHING_FOUND = "[invalid]"
-#: zstd's number among the ways of compression in a zip archive.
+#: zstd's number among a zip archive's compression methods.
 _ZSTD = 93
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d:.\-]+)")
 
@@ -60,7 +60,9 @@ class Results:
 
 
 def read_results(where: Any, source: str, task: str | None) -> Results:
-    """Of a file (lm-eval's samples_*.jsonl, Inspect's .eval or .json) or of what `simple_evaluate` returned, then called `source`."""
+    """From a file (lm-eval's samples_*.jsonl, Inspect's .eval or .json), or from what `simple_evaluate` returned, with `source` as its
+    name.
+    """
     if isinstance(where, Mapping):
         found = _from_json(cast("Mapping[str, Any]", where), source, task)
         return replace(found, digest=digest([[row.item, row.sample, row.text, str(row.scores)] for row in found.rows]))
@@ -181,7 +183,7 @@ def _lm_eval_model(beside: Mapping[str, Any], settings: Mapping[str, Any]) -> st
 
 
 def _arguments(sample: Mapping[str, Any]) -> list[list[Any]]:
-    """Of each request its arguments: as tuples in memory, by name in a file."""
+    """Each request's arguments: tuples in memory, named in a file."""
     given: Any = sample["arguments"]
     if isinstance(given, dict):
         requests = cast("dict[str, dict[str, Any]]", given)
@@ -292,7 +294,7 @@ def _inspect_condition(sample: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _with_attachments(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Long texts stand once in a list of their own, and are named elsewhere."""
+    """Long texts are stored once in a list, and referenced elsewhere."""
     named: dict[str, str] = sample.get("attachments") or {}
 
     def resolved(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whose results a folder holds: what must agree for stored units to be taken over, and the folder's name and command."""
+"""A study's identity: what must agree for stored units to be used, and the folder's name and command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mless.models.loading import Description
 
 
-#: Settings of [accuracy] that say how stored answers are judged, or how they are fetched, but not what they are.
+#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: What leads to the items; the items themselves are compared.
@@ -33,10 +33,9 @@ def slug(text: str) -> str:
 
 
 def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -> Path:
-    """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file get a short mark of their own.
+    """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file add a short digest.
 
-    Fields that change nothing stored do not, such as those that it is `judged_by`: a run asked for with another margin, or another primary
-    condition, finds its numbers or answers again.
+    Analysis-only fields (`judged_by`) do not change the name. So a run with another margin or primary condition finds its stored numbers.
     """
     left_out = ("model", "figure", "title", "primary", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
@@ -49,7 +48,7 @@ def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -
 
 
 def identity_of(spec: StudySpec, described: Description | None, model: str, items: Sequence[Item]) -> dict[str, str]:
-    """What must agree for stored units to be this study's; by name, so that a difference can be told.
+    """What must agree for stored units to belong to this study; by name, so that an error can name the difference.
 
     `described` is None where the model is a server's, which is known by its name alone.
     """
@@ -77,7 +76,7 @@ def digest(value: Any) -> str:
 
 
 def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
-    """Before a model is loaded only part of the identity is known; that part is compared."""
+    """Compare the part of the identity that is known before a model is loaded."""
     old = {**stored.get("identity", {}), **_renamed(stored)}
     different = sorted(key for key in identity if old.get(key) != identity[key])
     if "layers" in different and "model's weights" in different:
@@ -90,7 +89,7 @@ def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str,
 
 
 def _renamed(stored: dict[str, Any]) -> dict[str, str]:
-    """The digests of an older study's fields whose words are today's now (`end` became `before-answer`): the command it shows must fit it."""
+    """Digests of an older study's renamed fields (`end` became `before-answer`), so that its command still finds it."""
     study: dict[str, Any] = stored.get("study") or {}
     if stored.get("format", 2) >= 2:
         return {}

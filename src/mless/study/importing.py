@@ -1,7 +1,7 @@
 """Per-item results of other programs → a folder of answers like any other: paired differences, tests, figures, report.
 
 Read are lm-evaluation-harness's samples (the JSONL of ``--log_samples``, or what `simple_evaluate` returns) and Inspect's logs (.json and
-.eval). They are judged already; nothing is graded again here. Neither program has to be installed.
+.eval). They are already judged; nothing is graded again. Neither program has to be installed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def import_results(
     """Compare results of lm-eval or Inspect, one per condition, item by item, and write them as a folder of answers.
 
     `results` are files, as ``FILE`` or ``NAME=FILE``, or a mapping from names to files or to what `simple_evaluate` returned. One of them
-    must be called ``none``, the baseline; one called ``none-again`` is its A/A control. `metric` is the name of a score that is 0 or 1
-    for every item; `task` chooses among several tasks, and `model` is what the model is called where the files do not say. `primary` is the
-    condition that is tested alone, the others by Holm among themselves.
+    must be called ``none``, the baseline; one called ``none-again`` is its A/A control. `metric` is the name of a score that is 0 or 1 for
+    every item. `task` chooses among several tasks. `model` names the model where the files do not. `primary` is the condition that is
+    tested alone, the others by Holm among themselves.
     """
     if not 0 < margin < 1:
         raise BadStudy(f"the margin is a share between 0 and 1, got {margin}; 0.02 is two points")
@@ -206,7 +206,7 @@ def _agreed(named: Mapping[str, Results], what: str, option: str) -> str | None:
 
 
 def _condition(name: str, one: Results) -> Condition:
-    """As the model `mless` told it; of others' results nothing is known but their name."""
+    """The condition as mless's own model stored it. For other results only the name is known."""
     again = name == "none-again"
     if one.condition is None or again:
         return Condition(name, "none", again=again)
@@ -229,7 +229,7 @@ def _answer(row: Scored, metric: str, condition: str, one: Results) -> dict[str,
 
 
 def stated_of(row: Scored) -> bool | None:
-    """Whether the text states the answer that the other program took from it; null where that cannot be told.
+    """Whether the text states the answer that the other program took from it; null where that is not known.
 
     The program found the answer by a rule of its own. It is stated where our rules find the same one and call it stated. Likelihoods of
     given choices have no text, and for an answer in words there is no rule.
@@ -250,7 +250,7 @@ def stated_of(row: Scored) -> bool | None:
 
 
 def _settings(none: Results, margin: float) -> AccuracyTable:
-    """What is known of how the answers were drawn; not validated, as it is a record and no request."""
+    """What is known of how the answers were drawn. Not validated: it is only a record."""
     samples = 1 + max(row.sample for row in none.rows)
     known: dict[str, Any] = {"samples": samples, "temperature": none.temperature or 0.0}
     if none.max_tokens is not None:

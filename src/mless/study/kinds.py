@@ -1,4 +1,4 @@
-"""The one table of measurements: by name, what measures, what it says, and the figures its folders get."""
+"""The one table of measurements: name → class, with its verdict and the figures its folders get."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def measurement_of(spec: StudySpec) -> Measurement:
 
 
 def readouts_of(measurement: Measurement | type[Measurement]) -> Mapping[str, type[Measurement]]:
-    """The measurements that one needs, to be handed in."""
+    """The measurements that this one needs."""
     return {name: MEASUREMENTS.get(name) for name in measurement.needs}
 
 
 def verdict_lines(path: Path) -> list[str]:
-    """A finished study in words: an opening line, one per condition, what it means for the published claim, and what limits it."""
+    """A finished study in words: an opening line, one per condition, the published claim, and the limits."""
     kind = MEASUREMENTS.get(measured_in(ResultFolder(path).manifest() or {}))
     return kind.lines(path, readouts_of(kind))

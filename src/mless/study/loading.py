@@ -18,7 +18,7 @@ from mless.study.conditions import nearest
 from mless.study.showing import figure_spec
 from mless.study.spec import StudySpec
 
-#: What a study must not decide, because a study may come from anybody; typed on the command line it is the user's own doing.
+#: What a study file must not set, because it may come from anyone. The user may set it on the command line.
 _TYPED_ONLY = {"trust_remote_code": "--trust-remote-code"}
 
 
@@ -109,7 +109,7 @@ def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
 
 
 def _fields(tables: Sequence[str]) -> list[str]:
-    """The fields of the study, or of the table that lies on the way `tables` in it."""
+    """The fields of the study, or of the inner table at the path `tables`."""
     place = _annotation(tables)
     return list(place.model_fields) if isinstance(place, type) and issubclass(place, BaseModel) else []
 

@@ -1,4 +1,4 @@
-"""One way for every measurement: what is stored is never computed again, the rest is computed group by group and written by one writer."""
+"""One loop for every measurement: stored units are kept, missing ones are computed group by group and written by one writer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mless.study.showing import check_figure
 from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
 from mless.values import Condition, Item, parse_numbers
 
-#: In place of the digest of how tables were judged, while they are written.
+#: Stored instead of the tables' digest while they are being written.
 _UNFINISHED = "unfinished"
 
 
@@ -53,7 +53,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     if stored is not None:
         check_same(folder, stored, identity)
         measurement.check_stored(folder, stored)
-        # An older folder's prompts may be written otherwise; they are compared below, once a tokenizer is loaded.
+        # An older folder's prompts may differ; they are compared below, once a tokenizer is loaded.
         if stored["format"] == FORMAT and stored.get("complete") and folder.has_tables(measurement.sources):
             return _judge_again(measurement, bench, job, stored, analysis)
     elif folder.holds_something_else():
@@ -61,7 +61,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     return _compute(measurement, bench, job, identity, analysis)
 
 
-# ---- what can be told before anything is loaded ----------------------------------------------------------------------
+# ---- checks before anything is loaded ----------------------------------------------------------------------
 
 
 def _check_conditions(measurement: Measurement, conditions: Sequence[Condition], job: Job) -> None:
@@ -96,7 +96,7 @@ def _check_arm_is_measured(measurement: Measurement, conditions: Sequence[Condit
 
 
 def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> Written:
-    """Every condition's prompts as token ids; None of them where there is no tokenizer, because a server is sent text."""
+    """Every condition's prompts as token ids; None where there is no tokenizer and a server gets text."""
     spec = bench.spec
     if subject.tokenizer is None:
         return Written("text", None, bench.conditions)
@@ -161,14 +161,14 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
             "finish_s": round(time.monotonic() - measured, 2),
             "units_computed": computed,
         }
-        # Last, because it says that everything else is there; then the tables hold what the units held.
+        # Last, because it marks the folder as complete. From here on the tables hold what the units held.
         writer.write(complete=True, timings=timings)
         bench.folder.drop_units()
     return Outcome(bench.folder.path, computed, len(units))
 
 
 class _Writer:
-    """The one that writes units and study.json."""
+    """Writes units and study.json; nothing else does."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Writer:
                 folder.drop_units()
                 stored = None
             except BaseException as fault:
-                # What would mend bad attention (another dtype, another checkpoint, other items) makes another study, so these units serve nobody.
+                # Another dtype, checkpoint or items would make another study, so these units are of no use.
                 if fresh and (not started or isinstance(fault, BadAttention)):
                     folder.discard()
                 raise
@@ -233,7 +233,7 @@ class _Writer:
                 measurement.stop()
 
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
-        """Prove the instrument, and say in the folder what it is that is being computed."""
+        """Check the instrument, and record in the folder what is being computed."""
         self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
         if stored is not None:
             check_same(self._bench.folder, stored, self._identity)
@@ -282,7 +282,7 @@ def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | lis
 
 
 def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
-    """ARM in those of its layers that are loaded: what comes after the last measured one changes nothing."""
+    """ARM in its loaded layers; layers after the last measured one change nothing."""
     settings = group.units[0].condition.arm
     if settings is None or not measurement.runs_model:
         return nullcontext()
@@ -298,7 +298,7 @@ def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractC
 
 
 def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[str, Any], analysis: str) -> Outcome:
-    """Everything is stored: nothing to do, or a table is missing, or margins or rules are others, for which no model is loaded."""
+    """All units are stored. Make tables again where one is missing or margins or rules changed; no model is loaded."""
     folder = bench.folder
     same = measurement.stored_analysis(stored) == analysis and folder.has_tables(measurement.tables)
     if not same:
@@ -306,7 +306,7 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
         began = time.monotonic()
         with folder.writing():
             bench.prompts = read_prompts(folder) if measurement.pairs_tokens else None
-            # Till all tables are there they are nobody's: whoever comes after a kill judges again, whatever by.
+            # Until all tables are written they count as not judged, so a run after a kill judges again.
             folder.write_manifest(stored | {"analysis": _UNFINISHED})
             measurement.judge_again(bench)
             timings = stored.get("timings", {}) | {"finish_s": round(time.monotonic() - began, 2), "units_computed": 0}
@@ -325,7 +325,7 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
 def manifest(
     job: Job, *, task: str, items: Sequence[Item], conditions: Sequence[Condition], **more: Any
 ) -> dict[str, Any]:
-    """What study.json says of every study; `more` is what this one adds."""
+    """What study.json says of every study; `more` is added for this one."""
     return {
         "mless": __version__,
         "measures": job.spec.measured,

@@ -1,4 +1,4 @@
-"""What a run of so many items could show, how likely each verdict is, and how many items an effect or its absence takes."""
+"""What a run of so many items can show, how likely each verdict is, and how many items an effect or equivalence needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from mless import stats
 from mless.errors import BadStudy
 
-#: Taken where neither a share nor a pilot is given, and said.
+#: Assumed where neither a share nor a pilot is given; the output says so.
 ASSUMED_CHANGED = 0.1
 #: The effect that is planned for beside the one that so many items can show.
 USUAL_EFFECT = 0.02
@@ -33,11 +33,11 @@ def plan(
     """By the exact McNemar test of one answer per item: what `items` can show, how likely each verdict is, and the items it takes.
 
     `effect` and `changed` (the share of items that change at all, in either direction) are shares, 0.02 for two points. A `pilot` is
-    the folder of a finished accuracy study, whose share is taken. `conditions` are compared with none, as many as in the study
-    `accuracy` unless given; each is planned at Holm's first step, alpha / conditions, which is its level where no other one has an
-    effect. With `primary` the plan is for the primary condition, which is tested alone. `again` is the share of items that the same
-    prompts asked again judge otherwise; an effect then needs rejection against both runs. `detectable` is None where so many
-    items can show nothing, `items_needed` where there is no effect to plan for.
+    the folder of a finished accuracy study, whose share is taken. `conditions` is the number compared with none (default: as in the study
+    `accuracy`). Each is planned at Holm's first step, alpha / conditions: its level where no other condition has an effect. With `primary`
+    the plan is for the primary condition, which is tested alone. `again` is the share of items that the same prompts asked again judge
+    otherwise; an effect then needs rejection against both runs. `detectable` is None where so many items can show nothing, `items_needed`
+    where there is no effect to plan for.
     """
     conditions = _usual_conditions() if conditions is None else conditions
     _check(items, effect, changed, power, alpha, conditions, again, margin)
@@ -59,7 +59,7 @@ def plan(
         )
     each = alpha if primary else alpha / conditions
     both = stats.Again.planned(share, by_itself)
-    # a usual effect that cannot come about is not planned for
+    # a default effect that is impossible here is not planned for
     wanted = effect if effect is not None else USUAL_EFFECT if share >= USUAL_EFFECT else None
     detectable = math.nan if items is None else stats.smallest_detectable_effect(items, share, power, each, again=both)
     others = math.nan
@@ -158,7 +158,7 @@ def _tested_with(found: Mapping[str, Any]) -> str:
 
 
 def _verdict_chances(found: Mapping[str, Any]) -> list[str]:
-    """How likely each verdict is where nothing happens, and what it takes to show that nothing does."""
+    """How likely each verdict is without an effect, and how many items show equivalence."""
     within = f"within ±{_points(found['margin'], exact=True)} points"
     takes = f"about {found['items_for_equivalence']:,} items ({_percent(found['power'])} power)"
     chances = found["without_effect"]
@@ -211,10 +211,10 @@ def _check(
 
 
 def _from_pilot(path: Path) -> dict[str, Any]:
-    """The share of answers judged otherwise than under `none`, by condition; the largest is planned with.
+    """The share of answers judged differently from `none`, by condition; the plan uses the largest.
 
-    With several samples it is the share of (item, sample) pairs, which is what one answer per item would show. Items change by
-    themselves as often as the A/A control says, so no smaller share is assumed.
+    With several samples it is the share of (item, sample) pairs, which is what one answer per item would show. The A/A control shows how
+    often items change by themselves, so no smaller share is assumed.
     """
     from mless.results.answers import read_accuracy
     from mless.results.folder import ResultFolder

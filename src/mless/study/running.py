@@ -1,4 +1,4 @@
-"""The door: a study from its spec to its tables. What is stored already is never computed again."""
+"""Run a study, from its spec to its tables. What is stored is never computed again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_study(
 ) -> Outcome:
     """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default).
 
-    `for_figure` fails before the run where the model cannot show the study's figure. `trust_remote_code` is no field of a study: a
-    file from somebody else must not be able to say it.
+    `for_figure` fails before the run where the model cannot show the study's figure. `trust_remote_code` is no study field: a file from
+    someone else must not be able to set it.
     """
     return run_job(Job(spec, out, progress or Silent(), for_figure, trust_remote_code))
 

@@ -13,7 +13,7 @@ from mless.values import FigureSpec, Panel, format_numbers, parse_numbers, stand
 
 
 def figure_spec(spec: StudySpec, highest: int = 10_000) -> FigureSpec:
-    """The figure, with the layers asked for in the published ones' place; `highest` is the model's last, where known."""
+    """The figure, with the requested layers instead of the published ones; `highest` is the model's last layer, where known."""
     if spec.figure is None:
         raise BadStudy(f"study {spec.name!r} is for no figure; `mless studies` shows which are")
     table = spec.figure
@@ -91,7 +91,7 @@ def _check_shown_conditions(spec: StudySpec, table: FigureTable) -> None:
     run = {condition.name: condition.kind for condition in conditions_of(spec)}
     shown = list(dict.fromkeys(table.conditions))
     for name in shown:
-        condition_named(spec, name)  # a slip of the pen is told apart from a condition that is merely not run
+        condition_named(spec, name)  # a misspelt name gets an error of its own
     missing = [name for name in shown if name not in run]
     kept = [name for name in shown if name in run]
     kind = FIGURES.get(table.kind)
@@ -114,7 +114,7 @@ def _check_shown_conditions(spec: StudySpec, table: FigureTable) -> None:
 
 
 def for_models(spec: StudySpec, models: Sequence[str]) -> list[StudySpec]:
-    """The study for each of several models: of a figure, the panels that this one stands for."""
+    """The study for each of several models, each with the figure panels it stands for."""
     if spec.figure is None or not spec.figure.panels:
         return [spec.model_copy(update={"model": model}) for model in models]
     found: list[StudySpec] = []

@@ -58,7 +58,7 @@ def _split_shares(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-#: What an accuracy study says to the model where its items are sums; everything else gets the published text.
+#: The system text of an accuracy study whose items are sums; all others get the published text.
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 Shares = Annotated[list[float], BeforeValidator(_split_shares)]
@@ -73,7 +73,7 @@ def _known(table: Registry[Any], name: str) -> None:
 
 
 class ArmTable(BaseModel):
-    """ARM's parameters: ``[arm]`` for the conditions arm and mless-arm, ``[condition.NAME.arm]`` for one of one's own."""
+    """ARM's parameters: ``[arm]`` for the conditions arm and mless-arm, ``[condition.NAME.arm]`` for your own."""
 
     model_config = _FORBID
     preset: str | None = None  # a model of table 9; what is given beside it wins
@@ -90,16 +90,16 @@ class ArmTable(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_an_unset_variant(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """As before there were variants, so that older folders are still known as the same study."""
+        """Without an unset variant, so that older folders still count as the same study."""
         found: dict[str, Any] = inner(self)
         return found if self.variant is not None else {key: value for key, value in found.items() if key != "variant"}
 
     def settings(self, fallback: ArmTable | None = None) -> ArmSettings:
-        """Resolved, with what `fallback` says where this table says nothing; bad values are refused by name."""
+        """Resolved settings, with `fallback`'s values for missing fields; bad values are refused by name."""
         given = self.model_dump(exclude_none=True)
         if fallback is not None:
             base = fallback.model_dump(exclude_none=True)
-            # A preset is a whole of its own; a share of one's own takes the place of the other's, and leaves the rest.
+            # A preset replaces everything; a share given here replaces only the fallback's share.
             own = (
                 ("preset", "c", "fraction", "p1", "p_min", "p_max", "layers")
                 if "preset" in given
@@ -151,7 +151,7 @@ class TuneTable(BaseModel):
 
 
 class ConditionTable(BaseModel):
-    """A condition of one's own: ``[condition.NAME]``."""
+    """A condition of your own: ``[condition.NAME]``."""
 
     model_config = _FORBID
     kind: str | None = None  # repeat; none where another system text or question is all there is
@@ -331,7 +331,7 @@ class StudySpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_a_system_text(cls, fields: Any) -> Any:
-        """A sum is asked for its result alone: small models reason themselves away from it, and their tokens cost time."""
+        """Sums ask for the result alone: small models reason their way to wrong answers, and tokens cost time."""
         if isinstance(fields, dict) and fields.get("accuracy") is not None and "system" not in fields:
             given = cast("dict[str, Any]", fields)
             if str(given.get("data", "")).startswith("arithmetic"):

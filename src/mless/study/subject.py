@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """A model whose weights are at hand, or one that is known by its name alone (a server's, a script's)."""
+    """A model with weights, or one known by its name only (a server's, a script's)."""
 
     def __init__(self, spec: StudySpec, described: Description | None, trust_remote_code: bool) -> None:
         self._spec, self.described, self._trust = spec, described, trust_remote_code
@@ -39,7 +39,7 @@ class Subject:
         return cls(spec, described, trust_remote_code)
 
     def attending(self, layers: Sequence[int]) -> list[int]:
-        """Those of the layers that attend: not every layer of a hybrid model does. One that was asked for by its number must."""
+        """Those of the layers that have attention; in a hybrid model not all do. A layer asked for by number must have it."""
         assert self.described is not None
         return self.described.attending(None if self._spec.layers.strip() == "all" else layers)
 
@@ -121,7 +121,7 @@ def check_pairs(prompts: Mapping[str, Sequence[Prompt]]) -> None:
 
 
 def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
-    """It is not too long for its model, does not lack the BOS that it needs, and has positions of its own only where the model takes them."""
+    """Check a prompt: not too long, with BOS where needed, and own positions only where the model takes them."""
     from mless.capture.positions import check_position_ids, check_reach
 
     if model.bos is not None and prompt.token_ids[0] != model.bos:

@@ -1,4 +1,4 @@
-"""What an accuracy study asks: a request for every item, condition and sample, and what could not be asked or compared."""
+"""What an accuracy study asks: a request for every item, condition and sample. What cannot be asked or compared is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mless.study.identity import digest
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.values import Condition, Item, Prompt
 
-#: A beginning shorter than this is not worth a forward of its own.
+#: A shared beginning shorter than this is not computed separately.
 _WORTH_SHARING = 16
 
 #: By condition and item (numbered from 0), the requests of its samples.
@@ -84,7 +84,7 @@ def samples_of(settings: AccuracyTable, condition: Condition) -> int:
 
 
 def _seed(spec: StudySpec, condition: Condition, item: str, sample: int) -> int:
-    """A function of study seed, item and sample: conditions share their luck, but the A/A control has luck of its own."""
+    """A function of study seed, item and sample. All conditions share it; the A/A control has a seed of its own."""
     text = f"{spec.seed}/{'again' if condition.again else 'first'}/{item}/{sample}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -98,7 +98,7 @@ def _hidden(prompt: Prompt) -> tuple[int, int] | None:
 
 
 def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -> None:
-    """What could not be compared is told before anything is drawn, not after it."""
+    """Refuse what cannot be compared, before any answer is drawn."""
     kind = engines.get(settings.engine)
     controls = [condition for condition in conditions if condition.again]
     if len(controls) > 1:
@@ -131,7 +131,7 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
 
 
 def check_split(items: Sequence[Item], settings: AccuracyTable, seed: int) -> None:
-    """So few items that one side of the split is empty are told before anything is drawn."""
+    """Refuse a split with an empty side, before any answer is drawn."""
     try:
         stats.split_items([item.cluster or item.id for item in items], settings.dev_share, seed)
     except BadStudy as fault:

@@ -1,6 +1,6 @@
 """Judged answers of every condition, paired by item → one row of numbers per condition, split and metric.
 
-Which statistic is taken where is decided here; the statistics themselves are `mless.stats`.
+The choice of statistic is made here; the statistics themselves are in `mless.stats`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answered:
     tokens: Float[np.ndarray, "items samples"]
     texts: np.ndarray
     extracted: np.ndarray
-    #: False where there is no answer; None where the answers do not tell.
+    #: False where there is no answer; None where it is not known.
     stated: Bool[np.ndarray, "items samples"] | None = None
 
 
@@ -40,8 +40,8 @@ class Answered:
 class _Metric:
     """An item's scores: right or wrong for each sample (or vote), or one number. They are what is compared.
 
-    `against` is the metric of `none` that it is compared with, and so its family. `drawn` and `k` are what the interval of pass@k is
-    made of; a number that is no pass@k has no `drawn`. NaN: undefined for the item.
+    `against` is the metric of `none` that it is compared with, and so its family. `drawn` and `k` give the interval of pass@k; other
+    metrics have no `drawn`. NaN: undefined for the item.
     """
 
     against: str
@@ -82,9 +82,9 @@ class _Block:
 
 @dataclass(slots=True)
 class _Cell:
-    """A row being made; `signs` are the sums whose sign-flip p are still to come, by column.
+    """A row in the making. `signs`: by column, the sums whose sign-flip p is not yet computed.
 
-    `compared` is what its Δ is made of: `none`, `none-again` where it was run, and the condition; None where there is no Δ.
+    `compared` are the values behind its Δ: `none`, `none-again` where it was run, and the condition. None where there is no Δ.
     """
 
     row: dict[str, Any]
@@ -161,7 +161,7 @@ def _rows(
 
 
 def _about(run: Answered, none: Answered, items: Int[np.ndarray, " some"]) -> dict[str, Any]:
-    """What is said of a condition beside its accuracy."""
+    """Columns of a condition other than its accuracy."""
     comparable = run is not none and run.texts.shape == none.texts.shape
     stated = None if run.stated is None else run.stated[items]
     return {
@@ -190,7 +190,7 @@ def _level(metric: _Metric, block: _Block, *cell: str) -> dict[str, Any]:
 
 
 def _mean_of_shares(values: Float[np.ndarray, " items"], block: _Block, *cell: str) -> stats.Estimate:
-    """The bootstrap of a difference, of 2·share − 1 from 0: with single items of 0 and 1 it is that of pass@k."""
+    """The bootstrap of a difference, applied to 2·share − 1 against 0. For items of 0 and 1 it equals that of pass@k."""
     there = ~np.isnan(values)
     kept = values[there]
     if not len(kept):
@@ -200,7 +200,7 @@ def _mean_of_shares(values: Float[np.ndarray, " items"], block: _Block, *cell: s
     found = stats.cluster_difference(np.zeros_like(signed), signed, rng, block.keys(there), flips=1)
     value = float(kept.mean())
     lo, hi = (min(max((1 + end) / 2, 0.0), 1.0) if not math.isnan(end) else end for end in (found.lo, found.hi))
-    # as in `pass_at_k`: at 0 and 1 every weighting lies on one side of the estimate
+    # as in `pass_at_k`: at 0 and 1 all weighted values lie on one side of the estimate
     return stats.Estimate(value, lo if value else min(lo, 0.0), hi if value < 1 else max(hi, 1.0), len(kept))
 
 
@@ -244,7 +244,7 @@ def _interval(
 
 
 def _smallest_effect(cell: _Cell, block: _Block, alpha: float) -> float:
-    """The smallest effect that the row's test finds with 80 % power, its p being held to `alpha`.
+    """The smallest effect that the row's test finds with 80 % power at level `alpha`.
 
     Where `none-again` was run and differs from `none`, the test is rejection against both.
     """
@@ -261,7 +261,7 @@ def _smallest_effect(cell: _Cell, block: _Block, alpha: float) -> float:
     there &= ~np.isnan(again.by_item) if again is not None else True
     none, again, mine = none.at(there), again.at(there) if again is not None else None, mine.at(there)
     spread = stats.cluster_spread(none.scores, mine.scores, again.scores if again else None, block.keys(there))
-    # with no spread at all nothing can be said of what would have been found
+    # without any spread the smallest effect is unknown
     if not spread.sd > 0:
         return math.nan
     return stats.smallest_detectable_mean(spread.clusters, spread.sd, alpha=alpha, again=spread.again, ties=spread.ties)
@@ -278,7 +278,7 @@ def _smallest_of_counts(n: int, changed: int, changed_again: int, from_both: int
 
 
 def _parts(none: Answered, run: Answered, block: _Block, condition: str) -> dict[str, Any]:
-    """Δ taken apart into what both state and what is form; sample s is paired with sample s."""
+    """Δ = the part where both state a result + form. Sample s is paired with sample s."""
     if none.stated is None or run.stated is None or none.correct.shape != run.correct.shape:
         return {}
     at = block.items
@@ -316,9 +316,9 @@ def _test(cell: _Cell, column: str, before: _Metric, after: _Metric, block: _Blo
 
 
 def _flip_signs(cells: Sequence[_Cell], block: _Block) -> None:
-    """The test of `cluster_difference`, for all rows at once: drawing the signs is what takes the time.
+    """The test of `cluster_difference` for all rows at once, because drawing the signs is slow.
 
-    The signs hang on the number of clusters alone, so further rows change no p, and where none-again is none, p_again is p.
+    The signs depend on the number of clusters only. So further rows change no p, and where none-again equals none, p_again = p.
     """
     waiting = [(cell, column) for cell in cells for column in cell.signs]
     if waiting:
@@ -330,8 +330,8 @@ def _flip_signs(cells: Sequence[_Cell], block: _Block) -> None:
 def _judge_family(cells: Sequence[_Cell], block: _Block, primary: str | None) -> None:
     """Verdicts on the conditions that are compared by one metric, and what depends on how many there are.
 
-    The primary condition is tested alone, the others by Holm among themselves. `alpha` is the level that a row's p is held to where
-    no other condition has an effect (Holm's first step). The intervals `_all` hold together at 95 % (Bonferroni).
+    The primary condition is tested alone, the others by Holm among themselves. `alpha` is the level for a row's p where no other condition
+    has an effect (Holm's first step). The intervals `_all` hold together at 95 % (Bonferroni).
     """
     first = [cell for cell in cells if cell.row["condition"] == primary]
     for group in (first, [cell for cell in cells if cell not in first]):
@@ -366,7 +366,7 @@ def _metrics(run: Answered, ks: Sequence[int], *, votes: bool) -> dict[str, _Met
             found[f"pass@{k}"] = _Metric(f"pass@{k}", by_item, run.correct, k)
     for k in [samples] if votes else ks:
         right = stats.majority_at_k(run.extracted.tolist(), run.correct, k).right
-        # a vote is held against a single answer, because that is the choice its user has
+        # a vote is compared with a single answer, which is the user's alternative
         found[f"maj@{k}"] = _Metric("pass@1" if votes else f"maj@{k}", right, right)
     if samples > 1:
         diversity = np.array([stats.bigram_diversity(texts) for texts in run.texts.tolist()], np.float64)

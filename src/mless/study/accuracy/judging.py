@@ -13,7 +13,7 @@ from mless.study.bench import Bench, Progress
 from mless.study.spec import AccuracyTable
 from mless.values import Item
 
-#: Raised when extraction or grading change, so that a stored folder is judged anew when its command is run again.
+#: Increased when extraction or grading changes, so that a stored folder is judged again by the same command.
 JUDGING = 3
 
 

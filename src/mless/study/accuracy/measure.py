@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AccuracyMeasurement(Measurement):
-    """A unit is an item's answers under one condition. How they are judged is no part of it: that can be done anew at any time."""
+    """A unit is an item's answers under one condition. Judgements are not part of it: they can be made again at any time."""
 
     doing = "answers"
     finishing = "judging the answers and comparing the conditions"
@@ -82,14 +82,14 @@ class AccuracyMeasurement(Measurement):
     def analysis(self, items: Sequence[Item]) -> str:
         by = {key: getattr(self.settings, key) for key in ANALYSIS}
         if self.settings.grader == tasks.DEFAULT_GRADER:
-            del by["grader"]  # as before there were others, so that older folders are known as judged
+            del by["grader"]  # the value from before there were others, so that older folders still count as judged
         return digest([by, [item.cluster for item in items], JUDGING, self.spec.primary])
 
     def stored_analysis(self, about: Mapping[str, Any]) -> str:
         return about.get("analysis", "")
 
     def check_stored(self, folder: ResultFolder, about: Mapping[str, Any]) -> None:
-        """A run goes on with the slots it has, be they those it asked for or what memory left of them; others were asked for in vain."""
+        """Go on with the stored number of slots, whether asked for or reduced to fit memory. Refuse any other number."""
         used: int | None = about["engine"].get("slots") if about.get("engine") else None
         began_with: int | None = about["study"]["accuracy"]["slots"]
         if used is not None and self.settings.slots not in (None, used, began_with):
@@ -123,7 +123,7 @@ class AccuracyMeasurement(Measurement):
         if stored is not None:
             if resumed:
                 self._first_primary = stored.get(FIRST_PRIMARY)  # folders made before there was a primary had none
-            # The number of slots is part of the numbers, so a run goes on with what it began with.
+            # Results depend on the number of slots, so a resumed run keeps it.
             self._slots = (stored.get("engine") or {}).get("slots") or self._slots
         try:
             return self._start_engine(bench)
@@ -132,7 +132,7 @@ class AccuracyMeasurement(Measurement):
             raise StartAgain from fault
 
     def _start_engine(self, bench: Bench) -> dict[str, str]:
-        """Open it and prove its promise; what is returned is part of the numbers."""
+        """Open the engine and check what it promises. The result is part of the study's identity."""
         engine = self._engine = self._open(bench).__enter__()
         self._engine_about = engine.about()
         check = getattr(engine, "self_check", None)
@@ -154,7 +154,7 @@ class AccuracyMeasurement(Measurement):
             model=spec.model,
             settings=settings,
             longest=max((len(request.token_ids) for rows in self._requests.values() for request in rows), default=0),
-            # Of the whole study, not of what is left of it: their number is part of the numbers.
+            # Counted over the whole study, not over what is missing: results depend on the number of slots.
             most=sum(len(rows) for (name, _), rows in self._requests.items() if name not in again),
             conditions=tuple(bench.conditions),
             described=subject.described,
@@ -184,7 +184,7 @@ class AccuracyMeasurement(Measurement):
     # ---- answers
 
     def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
-        """All of one temperature together; the A/A control apart, in another order and with other neighbours."""
+        """Answers of one temperature together. The A/A control runs separately, in another order and with other neighbours."""
         found: dict[float | None, list[Unit]] = defaultdict(list)
         again: list[Unit] = []
         for unit in missing:
@@ -279,7 +279,7 @@ class AccuracyMeasurement(Measurement):
 
 def _row(reply: Reply, seed: int, names: Mapping[str, str]) -> dict[str, Any]:
     kept = ("condition", "item", "sample", "text", "n_tokens", "finish")
-    # An engine that cannot count tokens says so with a number below zero; a mean must not take it for one.
+    # An engine that cannot count tokens gives a negative number, which must not enter a mean.
     tokens = reply.n_tokens if reply.n_tokens >= 0 else None
     return {**names} | {key: getattr(reply, key) for key in kept} | {"seed": seed, "n_tokens": tokens}
 

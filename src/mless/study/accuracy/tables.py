@@ -31,11 +31,10 @@ def accuracy_table(
 ) -> pa.Table:
     """From `ANSWERS` to `ACCURACY`, whatever the order of the rows (docs/accuracy-statistics.md says what each column is).
 
-    Every condition is compared with `none`, item by item, and with the A/A control where there is one (`Condition.again`). One that
-    votes (`Condition.samples`) has the metric maj@N, and its delta is against `none`'s pass@1: "greedy, or the majority of 8?" is one
-    row, in the same family as the pass@1 of the others. Every random number is drawn for its own cell, so another condition
-    changes only what depends on how many there are: the Holm-adjusted p, `alpha`, `mde` and the intervals for all at once. Of the
-    `primary` condition it changes the last alone, and so never the verdict.
+    Every condition is compared with `none`, item by item, and with the A/A control where there is one (`Condition.again`). A condition that
+    votes (`Condition.samples`) has the metric maj@N, and its delta is against `none`'s pass@1. It is in the same family as the pass@1 of
+    the others. Random numbers are drawn per cell. So one more condition changes only what depends on their number: the Holm-adjusted p,
+    `alpha`, `mde` and the intervals for all at once. For the `primary` condition it changes only those intervals, never the verdict.
     """
     runs, items, clusters = _by_condition(answers, conditions)
     rows = compare(
@@ -72,7 +71,7 @@ def _by_condition(
     ordered = answers.sort_by([(name, "ascending") for name in ("condition", "item", "sample")])
     runs: dict[str, Answered] = {}
     known: dict[str, str | None] = {}
-    # `none` first: it is what the others are held against
+    # `none` first: the others are compared with it
     for name in sorted(conditions, key=lambda name: name != "none"):
         mine = ordered.filter(pc.field("condition") == name)
         items = _checked_items(name, mine, list(known))
@@ -91,7 +90,7 @@ def _by_condition(
             )
     clusters = None
     if any(cluster is not None for cluster in known.values()):
-        # an item by itself must not fall in with a cluster that is called as it is
+        # an item without a cluster must not join a cluster of the same name
         clusters = [f"{item} (by itself)" if cluster is None else cluster for item, cluster in known.items()]
     return {name: runs[name] for name in conditions}, list(known), clusters
 
@@ -150,7 +149,7 @@ def _checked_items(name: str, mine: pa.Table, expected: Sequence[str]) -> list[s
 
 
 def _tells_stated(answers: pa.Table) -> bool:
-    """Whether the table says of every answer if it was stated: older ones do not, nor do imported answers in words."""
+    """Whether the table has `stated` for every answer. Older tables and imported answers in words do not."""
     if "stated" not in answers.column_names or answers.column("stated").null_count == len(answers):
         return False
     unknown = pc.field("extracted").is_valid() & pc.field("stated").is_null()

@@ -18,16 +18,16 @@ from mless.results.wording import condition_words as stored_words
 from mless.results.wording import interval, mostly_form, p_words, points, share
 from mless.values import Condition, condition_words
 
-#: Where study.json says which primary condition was named when the first answer was drawn; older folders have no such entry.
+#: Key in study.json: the primary condition named when the first answer was drawn. Older folders lack it.
 FIRST_PRIMARY = "primary_at_first_answer"
-#: Of so few items that changed no split gives an exact p of 0.05: 2 · 2⁻⁵ is 0.06.
+#: With so few changed items the exact p is never below 0.05: 2 · 2⁻⁵ = 0.06.
 FEWEST_CHANGES = 6
 #: Why an answer, or its reference, was compared as text though it may be mathematics.
 _UNREAD = [tasks.NOTES[key] for key in ("long", "time", "memory", "crash", "reference", "answer")]
 
 
 def accuracy_lines(path: Path) -> list[str]:
-    """What was asked, a line per condition, the A/A control, and what limits it all."""
+    """What was asked, a line per condition, the A/A control, and the limits."""
     about, conditions, rows = read_accuracy(path)
     settings: dict[str, Any] = about["study"]["accuracy"]
     heads = {row["condition"]: row for row in headlines(rows)}
@@ -130,7 +130,7 @@ def _words(row: Mapping[str, Any], p: float | None, verdict: str, margin: float)
 
 
 def _primary_changed(about: Mapping[str, Any], primary: str | None) -> list[str]:
-    """A primary condition that was named, or named otherwise, after answers were there: a choice that may have been made by looking."""
+    """A line for a primary condition that was named or changed after answers existed: it may have been chosen by looking."""
     if about.get("imported"):
         if primary is None:
             return []
@@ -149,7 +149,7 @@ def _primary_changed(about: Mapping[str, Any], primary: str | None) -> list[str]
 
 
 def _at_once(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -> list[str]:
-    """What may be said of all conditions together, by intervals that hold at once. Older folders have none."""
+    """What holds for all conditions together, by simultaneous intervals. Older folders have none."""
     rows = [heads[name] for name in compared if heads[name].get("delta_lo_all") is not None]
     if len(rows) < 2:
         return []
@@ -266,7 +266,7 @@ def _losses(heads: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
 
 
 def _form(heads: Mapping[str, Mapping[str, Any]], answers: pa.Table) -> list[str]:
-    """Whether the answers differ in form, which moves accuracy without any better or worse reasoning."""
+    """A line where the answers differ in form, which changes accuracy without better or worse reasoning."""
     lines: list[str] = []
     lengths = {name: row["tokens"] for name, row in heads.items() if row["tokens"] is not None}
     if lengths and max(lengths.values()) > 1.5 * max(1.0, min(lengths.values())):
@@ -310,7 +310,7 @@ def _warnings(heads: Mapping[str, Mapping[str, Any]], compared: Sequence[str]) -
 
 
 def form_words(row: Mapping[str, Any]) -> str:
-    """What of a Δ is form, behind its verdict; nothing where all answers state a result, or where it is not known."""
+    """How much of a Δ is form, after its verdict. Empty where all answers state a result, or where it is not known."""
     if row.get("delta_form") is None or not (
         row["delta_form"] or row["stated_delta"] or row["delta_both"] != row["delta"]
     ):
@@ -346,7 +346,7 @@ def guessed_lines(heads: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def population_lines(task: str, n: int) -> list[str]:
-    """A line where a generated task was asked whole: no interval then speaks of further questions."""
+    """A line where all questions of a generated task were asked: the intervals then say nothing about further questions."""
     match = re.fullmatch(r"arithmetic-([0-9]{1,9})", task)
     if match is None:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from mless.results.schemas import TokenClass
 
 _DIGITS = re.compile(r"[.,]*\d[\d.,]*")
-#: Signs, and what LaTeX and plain English call them. A slash, a star or a dash counts wherever it stands: no rule sees what it means.
+#: Signs, and what LaTeX and plain English call them. A slash, a star or a dash always counts: the rules do not see meaning.
 OPERATOR_SIGNS = "+-−–*/=<>^%×÷·⋅∗±∓√≤≥≠≈∑∏∫∘"
 OPERATOR_WORDS = frozenset(
     "plus minus times divided multiplied percent frac dfrac sqrt cdot div pm leq geq neq le ge sum prod int".split()

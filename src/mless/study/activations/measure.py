@@ -151,7 +151,7 @@ def _measure(rows: Rows, near: NearZero) -> tuple[TokenStatistics, Counts, float
 
 
 def _stored_near_zero(bench: Bench) -> dict[int, NearZero] | None:
-    """What a killed run had found: its units carry it, so a resumed one counts by the very same numbers."""
+    """The thresholds of a killed run, read from its units, so that a resumed run uses the same numbers."""
     for key in (unit.key for unit in bench.units()):
         if bench.folder.has_unit(("activation_items",), key):
             rows = bench.folder.read_unit("activation_items", key).to_pylist()

@@ -16,7 +16,7 @@ from mless.values import condition_of, condition_words, format_numbers
 
 
 def activation_lines(path: Path) -> list[str]:
-    """A line per condition, then what it means for the published claim, then what limits it."""
+    """A line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
     about = folder.manifest() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]
@@ -158,7 +158,7 @@ def _half(row: Mapping[str, Any], words: str, wanted: str) -> tuple[str, str]:
 
 
 def _arm(found: Found, name: str, layer: int) -> str:
-    """ARM beside what it is to imitate."""
+    """ARM beside the filler that it should imitate."""
     parts: list[str] = []
     for condition in (name, "mless"):
         near, variance = (found.get((condition, metric, layer)) for metric in ("near_zero", "variance"))
@@ -171,7 +171,7 @@ def _arm(found: Found, name: str, layer: int) -> str:
 
 
 def _class_limits(rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) -> list[str]:
-    """Classes of tokens that no or hardly any item has; said where the items as such would do."""
+    """Token classes that too few items have, where the number of items itself would be enough."""
     items = {row["tokens"]: row["n_items"] for row in rows}
     if not can_reject(items.get("all", 0), len(layers)):
         return []

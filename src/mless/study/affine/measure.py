@@ -23,7 +23,7 @@ POINTS = 72
 
 class AffineMeasurement(Measurement):
     doing = "affine"
-    #: Units hold vectors; the finished tables hold what is said and drawn of them, so none is merged.
+    #: Units hold vectors. The finished tables hold only summaries and points, so no unit table is merged.
     unit_tables = ("affine_items", "affine_points")
     tables = ("prompts", "affine_items", "affine_points", "affine")
     sources = tables
@@ -90,7 +90,7 @@ def _points_of(number: int, items: int) -> int:
 
 
 def _rng(seed: int, item: str) -> np.random.Generator:
-    """An item's own, so that its tokens are the same under every condition and whatever other items there are."""
+    """The item's seed: its tokens are the same under every condition, whatever the other items are."""
     return np.random.default_rng(
         int.from_bytes(hashlib.blake2b(f"{seed}\n{item}".encode(), digest_size=8).digest(), "big")
     )

@@ -78,7 +78,7 @@ def _place(found: Displacement | None, names: Mapping[str, str], each: int) -> d
 
 @dataclass(frozen=True)
 class _Pooled:
-    """A condition's items, read twice and one at a time: the fit and the mean direction need all of them, what is left needs the fit."""
+    """A condition's items, read twice, one at a time: first for the fit and the mean direction, then for the residuals."""
 
     condition: Condition
     fitted: np.ndarray
@@ -108,7 +108,7 @@ class _Pooled:
             total[bool(half)] = total[bool(half)] + sums if bool(half) in total else sums
             direction = direction + matrix(table, "direction")
         every = total[False] + total[True] if len(total) == 2 else next(iter(total.values()))
-        # A single item can be described but not fitted and scored apart.
+        # A single item cannot be split into a fitted and a scored half.
         nothing = every.n * np.nan
         fit = stats.fit_affine(total[True]) if True in total else stats.AffineMap(nothing, every.output * np.nan)
         found: dict[str, list[np.ndarray]] = {}
@@ -210,7 +210,7 @@ class _Pooled:
         for name, found in shares.items():
             put(name, found)
         columns["lambda_skewed"] = shares["lambda"].skewed
-        # Against the answer that nothing moved: is less left than there was? Items that were fitted on have no say.
+        # Compared with predicting no change: is the residual smaller? Items that were fitted on have no say.
         with np.errstate(divide="ignore", invalid="ignore"):
             remains = np.log(np.maximum(pooled["left_constant"] / scored, 1e-12))
         rng = np.random.default_rng([bench.spec.seed, 3])
@@ -249,8 +249,8 @@ def _shares(logs: np.ndarray) -> stats.Intervals:
 class _Planes:
     """For every head the two directions its picture shows, and how much of the outputs' variance lies along each.
 
-    x runs along the mean displacement of the reference condition (the first that inserts something), y along the first principal component
-    of the outputs without filler, at right angles to x. All conditions are shown in the same plane.
+    x: the mean displacement of the reference condition (the first that inserts something). y: the first principal component of the outputs
+    without filler, at right angles to x. All conditions are shown in the same plane.
     """
 
     axes: np.ndarray
@@ -362,7 +362,7 @@ def _joined(tables: Sequence[pa.Table], order: Mapping[str, int], empty: pa.Tabl
 
 
 def write_tables(bench: Bench, table: AffineTable) -> None:
-    """affine.parquet, and in place of the merged units what is said and drawn of them; one condition in memory at a time."""
+    """Write affine.parquet and the tables of summaries and points, with one condition in memory at a time."""
     items: list[pa.Table] = []
     points: list[pa.Table] = []
     rows: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from mless.values import condition_of, condition_words, format_numbers, head_nam
 
 
 def affine_lines(path: Path) -> list[str]:
-    """One line per condition, then what it means for the published claim, then what limits it."""
+    """One line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
     rows: list[dict[str, Any]] = folder.read_table("affine").to_pylist()
     about = folder.manifest() or {}
@@ -46,7 +46,7 @@ def _number(row: Mapping[str, Any], name: str) -> str:
 
 
 def _short(value: float | None) -> str:
-    """Two decimals. How bad a bad prediction is does not matter, and what is nearly 1 is not written as 1 unless it is so to rounding."""
+    """Two decimals. Very bad predictions are cut off, and 1 is written only for 1 up to rounding."""
     if value is None:
         return "undefined"
     if value < -10:
@@ -56,7 +56,7 @@ def _short(value: float | None) -> str:
 
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The first layer in full, the others by what became of them."""
+    """The first layer in full, the others by their verdicts."""
     layers = [row for row in rows if row["head"] == 0]
     first = min(layers, key=lambda row: row["layer"])
     if not first["n_items"]:

@@ -29,7 +29,7 @@ class AttentionMeasurement(Measurement):
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        # `joint` computes the attention itself; beside all others it is SDPA's.
+        # `joint` also computes the attention; with the other kernels SDPA does.
         forward = {"joint" if kernel == "joint" else "sdpa" for kernel in self._kernels}
         return {"forward": sorted(forward), "received": sorted(self._kernels)}
 

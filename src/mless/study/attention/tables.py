@@ -64,7 +64,7 @@ def _repeated(texts: Mapping[str, str], rows: int) -> dict[str, pa.Array]:
 
 
 def question_sums(received: Float[np.ndarray, "*rows tokens"], prompt: Prompt) -> Float[np.ndarray, "*rows"]:
-    """Σ received over the question's tokens that anybody later can see; NaN where there is none."""
+    """Σ received over the question's tokens that a later token can see; NaN where there is none."""
     question = received[..., prompt.positions("question")].astype(np.float64)
     defined = ~np.isnan(question).all(axis=-1)
     return np.where(defined, np.nansum(question, axis=-1), np.nan)
@@ -75,7 +75,7 @@ def _stored_sums(table: pa.Table, prompt: Prompt) -> Float[np.ndarray, " rows"]:
 
 
 def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
-    """log λ_item; NaN where it is undefined. A question that kept nothing at all gives −inf, which the statistics refuse by name."""
+    """log λ_item; NaN where it is undefined. A question that receives nothing gives −inf, which the statistics refuse."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(without > 0, np.log(with_filler / without), np.nan)
 

@@ -1,4 +1,4 @@
-"""A finished study in words and numbers, as ready to say *unchanged* as *drops*."""
+"""A finished attention study in words and numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mless.results.wording import random_is_yardstick
 from mless.stats import VERDICTS, can_reject, items_needed
 from mless.values import condition_of, condition_words, format_numbers
 
-#: Beside an interval that a few items decide; docs/statistics.md says what that means.
+#: Mark of an interval that a few items decide (docs/statistics.md).
 SKEWED = " (skewed: a few items decide this interval)"
 
 _PLURAL = {"drops": "drop", "rises": "rise", "unchanged": "unchanged", "undecided": "undecided"}
 
 
 def attention_lines(path: Path) -> list[str]:
-    """One line per condition, then what it means for the published claim, then what limits it."""
+    """One line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
     rows: list[dict[str, Any]] = folder.read_table("retained", filters=[("queries", "==", "original")]).to_pylist()
     about = folder.manifest() or {}
@@ -94,7 +94,7 @@ def _interval(row: Mapping[str, Any], name: str, lo: str, hi: str) -> str:
 
 
 def _small_moves(rows: list[dict[str, Any]]) -> str:
-    """*Unchanged* is within a margin, not at 1: how many layers differ from 1 for certain (Holm over the layers), and by how much at most."""
+    """How many *unchanged* layers still differ from 1 (Holm over the layers), and by how much at most."""
     moved = [row for row in rows if row["p_adjusted"] is not None and row["p_adjusted"] < 0.05]
     if not moved:
         return ""
@@ -127,7 +127,7 @@ def _claim(rows: list[dict[str, Any]], placement: str, text: list[dict[str, Any]
     """The published claim has two halves: with filler before the question layer 1 drops; from layer 2 on there is no regular change.
 
     *Holds*: layer 1 drops and every later layer is unchanged. *Holds in part*: layer 1 drops and at most a tenth of the later layers drop or
-    rise. An undecided layer is neither: it could be either, and only where that would not matter is anything said.
+    rise. An undecided layer could be either; a verdict is given only where that makes no difference.
     """
     if placement != "before-question":
         return f"The published claim is about filler before the question; this one stands {placement}."
@@ -180,7 +180,7 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
 
 
 def _text_takes(mine: Mapping[str, Any], text: list[dict[str, Any]]) -> str:
-    """What natural text in the filler's place takes of layer 1; without it a reader would take for the filler's doing what any text does."""
+    """What natural text in the filler's place takes from layer 1. It separates the filler's effect from that of any text."""
     for row in text:
         if (
             row["layer"] == 1
@@ -188,7 +188,7 @@ def _text_takes(mine: Mapping[str, Any], text: list[dict[str, Any]]) -> str:
             and mine["verdict"] == row["verdict"] == "drops"
             and row["lo"] <= mine["hi"]
         ):
-            # Two measures, and neither is to say more than the other: λ averages shares over heads, ε their logarithms.
+            # Both measures must agree: λ averages shares over heads, ε their logarithms.
             by_share = row["hi"] < mine["lo"]
             ends = (row.get("epsilon_lo"), mine.get("epsilon_hi"))
             by_exponent = ends[0] is None or ends[1] is None or ends[0] > ends[1]

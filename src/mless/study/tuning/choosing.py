@@ -1,4 +1,4 @@
-"""ARM's parameters chosen on some items and judged on others: which settings there are, who is kept, what the rest of the items say.
+"""ARM's parameters chosen on some items and judged on others: the settings, the choice, and the result on the other items.
 
 Everything here is a function of graded answers, so that it can be run on stored ones, and on noise (`on_noise`).
 """
@@ -25,7 +25,7 @@ from mless.values import ArmSettings, Condition, Item, format_numbers, parse_num
 
 @runtime_checkable
 class Readout(Protocol):
-    """What is needed of the accuracy measurement, which hands it in."""
+    """The functions of the accuracy measurement that are needed here."""
 
     def compare(
         self, answers: pa.Table, conditions: Mapping[str, Condition], settings: AccuracyTable, *, seed: int
@@ -69,7 +69,7 @@ def settings_to_try(spec: StudySpec) -> dict[str, ArmSettings]:
 
 
 def _bounded(tune: TuneTable, centre: ArmSettings) -> list[ArmSettings]:
-    """p_min and p_max, crossed with each other and with nothing else; a pair that crosses over is no setting."""
+    """p_min × p_max only; a pair with p_min > p_max is no setting."""
     if not tune.p_min and not tune.p_max:
         return []
     if centre.c is None:
@@ -135,7 +135,7 @@ def plan_items(items: Sequence[Item], tune: TuneTable, settings: int, seed: int)
         raise BadStudy(
             f"{fault}; or another share: --dev-share, or --set tune.dev_share=… where there is no such option"
         ) from None
-    # by a hash of its own, so that the first rung is no particular part of the data set
+    # ordered by a hash, so that the first rung is a random part of the data set
     first = sorted((item.id for item, here in zip(items, dev, strict=True) if here), key=lambda one: _order(seed, one))
     rungs = min(tune.rungs, max(1, math.ceil(math.log2(settings)))) if tune.method == "halving" else 1
     while rungs > 1 and len(first) >> (rungs - 1) < 2:
@@ -158,7 +158,7 @@ def _kept(settings: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A rung: all answers up to it of those still in the running, who they were, and who was kept."""
+    """A rung: the settings still compared, their answers so far, and the settings kept."""
 
     answers: pa.Table
     names: tuple[str, ...]
@@ -176,14 +176,14 @@ class Choice:
 def choose(names: Sequence[str], rungs: Sequence[Sequence[str]], draw: Draw) -> Choice:
     """Compare the settings with none on the items so far; after each rung keep the better half, after the last the best.
 
-    By paired Δ, of equals the earlier setting. Something is always chosen, be it worse than none: the test items will say so.
+    By paired Δ, of equals the earlier setting. Something is always chosen, even if it is worse than none; the test items will show it.
     """
     left, drawn, steps = list(names), list[pa.Table](), list[Step]()
     for rung, items in enumerate(rungs, 1):
         drawn.append(draw(rung, items, left))
         answers = _of_conditions(pa.concat_tables(drawn), {"none", *left})
-        # every setting has the same items and samples, so Δ falls in the order of the shares; rounded, because equals may differ in
-        # the last digit, and sorted() keeps the order of equals
+        # every setting has the same items and samples, so shares sort like Δ. Rounded, because equal shares may differ in the last digit.
+        # sorted() keeps ties in order
         right = answers.group_by("condition").aggregate([("correct", "mean")]).to_pylist()
         share = {row["condition"]: round(row["correct_mean"], 9) for row in right}
         ranked = sorted(left, key=lambda name: -share[name])
@@ -196,8 +196,7 @@ def choose(names: Sequence[str], rungs: Sequence[Sequence[str]], draw: Draw) -> 
 def tried_rows(choice: Choice, accuracy: AccuracyTable, readout: Readout, *, seed: int) -> list[dict[str, Any]]:
     """A row for every rung and setting in it: columns of accuracy.parquet, and `rung`, `kept` and `none`, the baseline's share.
 
-    `p_adjusted` is Holm's over all settings there were: those that have dropped out count as tests with p = 1, so that having
-    been kept does not make a p smaller.
+    `p_adjusted` is Holm's over all settings. Dropped ones count as tests with p = 1, so being kept does not make a p smaller.
     """
     rows: list[dict[str, Any]] = []
     tried = len(choice.steps[0].names)
@@ -285,14 +284,17 @@ def _of_items(answers: pa.Table, items: Sequence[str]) -> pa.Table:
 
 
 def shuffled(answers: pa.Table, rng: np.random.Generator) -> pa.Table:
-    """The same answers with their grades dealt out anew over items and conditions: no condition is better than another in truth."""
+    """The same answers with their grades shuffled over items and conditions, so that no condition is truly better."""
     grades = answers.column("correct").to_numpy()
     at = answers.schema.get_field_index("correct")
     return answers.set_column(at, answers.schema.field(at), pa.array(rng.permutation(grades), pa.bool_()))
 
 
 def with_control(answers: pa.Table) -> pa.Table:
-    """The same with none's answers once more as the A/A control's. Only for grades that are then `shuffled`: till then the two are one."""
+    """The same with none's answers once more as the A/A control's.
+
+    Only for grades that are `shuffled` afterwards: before that both are the same.
+    """
     again = _of_conditions(answers, {"none"})
     at = answers.schema.get_field_index("condition")
     name = pa.array(["none-again"] * again.num_rows, answers.schema.field(at).type)
@@ -301,7 +303,7 @@ def with_control(answers: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How often an effect was claimed where there is none: by the report, and by taking the best on dev at its word there."""
+    """How often an effect was claimed where there is none: by the report, and by a naive test of the best setting on dev."""
 
     seeds: int
     claimed: int
@@ -318,7 +320,7 @@ def on_noise(
     seeds: Sequence[int],
     seed: int = 0,
 ) -> Noise:
-    """Tune on `shuffled` grades, dealt out anew for each of `seeds`; `seed` is the study's, for its split.
+    """Tune on grades `shuffled` with each of `seeds`; `seed` is the study's, for its split.
 
     The report should claim an effect in at most about 5 of 100: that is the level of its test.
     """

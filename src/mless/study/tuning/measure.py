@@ -1,7 +1,7 @@
 """`mless tune`: ARM's settings tried on dev items, the chosen one on the untouched test items and on other tasks.
 
-Each rung, the test and each transfer is an accuracy study in a folder of its own inside the result folder, so that resuming, units and
-row-stability are those of every accuracy study. What is chosen and what is said of it is `mless.study.choosing`.
+Each rung, the test and each transfer is an accuracy study in its own inner folder. So resuming, units and row-stability work as in every
+accuracy study. The choice is made in `mless.study.tuning.choosing`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mless.study.tuning.choosing import Choice, Plan, Readout, choose, plan_item
 from mless.study.tuning.words import tuning_lines
 from mless.values import ArmSettings, Condition, Item, arm_words
 
-#: More settings than this for each dev item, and the best of them is chosen by luck.
+#: With more settings per dev item than this, the best one is chosen by luck.
 _MOST_SETTINGS_PER_ITEM = 1.0
 
 
@@ -43,7 +43,7 @@ class _Transfer:
     data: str
     folder: str
     items: list[str]
-    seen: int  # so many of its questions are left out, because they belong to the task that the setting is chosen on
+    seen: int  # number of its questions left out, because the tuned task has them too
 
 
 class TuningMeasurement(Composed):
@@ -101,7 +101,7 @@ class TuningMeasurement(Composed):
                 return _Tuning(job, folder, named, plan, transfers, run, accuracy).finish(about)
             except MlessError:
                 if stored is None and not (folder.path / "dev-1" / "study.json").exists():
-                    # Nothing was drawn, so another try may use the name; the inner run has left its lock.
+                    # Nothing was drawn, so remove the folder; the inner run has released its lock.
                     shutil.rmtree(folder.path / "dev-1", ignore_errors=True)
                     folder.discard()
                 raise
@@ -121,7 +121,7 @@ def _label_of(job: Job, settings: AccuracyTable, named: Mapping[str, ArmSettings
 
 
 def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
-    """The other tasks, loaded once to see that they are there, and that they are others."""
+    """The other tasks, loaded once to check that they exist and differ from the tuned task."""
     asked = {item.question for item in items}
     found: dict[str, _Transfer] = {}
     for data in dict.fromkeys((spec.tune or TuneTable()).transfer):
@@ -139,7 +139,7 @@ def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
 
 
 def _identity(spec: StudySpec, items: Sequence[Item]) -> dict[str, str]:
-    """What was to be chosen among and on; how answers are drawn is the inner folders' own identity."""
+    """The settings and the items of the choice. How answers are drawn belongs to the inner folders' identity."""
     assert spec.tune is not None
     chosen_by = digest(spec.tune.model_dump(exclude={"transfer"}))
     unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
@@ -255,7 +255,7 @@ class _Tuning:
         return ResultFolder(outcome.folder).read_table("answers")
 
     def _correct_transfers(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Several other tasks are several looks at the same question: Holm over them. The test items are one look, for which none is needed."""
+        """Several other tasks are several tests of one question: Holm over them. The test items are one test and need no correction."""
         others = [row for row in rows if row["split"] == "all" and row["metric"] == "pass@1" and row["verdict"]]
         known = [row for row in others if row["p_adjusted"] is not None]
         for row, p in zip(known, stats.holm(np.array([row["p_adjusted"] for row in known], np.float64)), strict=True):
