@@ -1,7 +1,7 @@
 """A scoped instrument around a loaded model: its activations, as each layer's non-linearity returns them, one layer at a time.
 
-Forward hooks read and change nothing; they are gone when the block is left, by whatever road. What a hook is handed is reduced before the
-next layer runs, so no more than one layer's activations of one batch are ever held.
+Forward hooks only read; they are removed at the end of the block, even on error. A hook's values are reduced before the next layer runs, so
+only one layer's activations of one batch are held.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class Rows:
-    """The activations of one prompt's original tokens in one layer. They are the forward's own, so they are to be used at once."""
+    """The activations of one prompt's original tokens in one layer. They belong to the forward, so use them at once."""
 
     layer: int
     prompt: Prompt
@@ -53,7 +53,7 @@ class Rows:
 def watching(
     model: nn.Module, layers: Sequence[int], seen: Callable[[int, Float[Tensor, "*shape units"]], None]
 ) -> Generator[None]:
-    """Inside the block every forward hands each layer's activation to ``seen(layer, values)``, as it comes about.
+    """Inside the block every forward calls ``seen(layer, values)`` for each layer's activation.
 
     A model changed by ARM is read as changed if ARM was attached before.
     """
@@ -80,7 +80,7 @@ def watching(
 def read_activations(
     model: LoadedModel, batch: Sequence[Prompt], *, layers: Sequence[int], take: Callable[[int, Rows], None]
 ) -> None:
-    """One forward of the batch, padded on the right; `take(row, rows)` is told of every prompt's original tokens in every layer."""
+    """One forward of the batch, padded on the right; `take(row, rows)` gets every prompt's original tokens in every layer."""
     layers = model.numbered(layers)
     if not layers:
         raise BadStudy("no layer was asked for; name some, or leave layers out for all of them")
@@ -95,7 +95,7 @@ def read_activations(
     read: set[int] = set()
 
     def seen(layer: int, values: Tensor) -> None:
-        # Some families flatten rows and tokens before their MLP; another number of values is another thing altogether.
+        # Some families flatten rows and tokens before their MLP; any other number of values is an error.
         if values.ndim < 2 or values.numel() != ids.numel() * values.shape[-1]:
             raise UnsupportedArchitecture(
                 f"{model.family!r}: the activation of layer {layer} has the shape {tuple(values.shape)}, expected one row for each of {ids.numel()} "

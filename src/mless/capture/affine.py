@@ -1,7 +1,7 @@
-"""How filler moves what a head puts out, o = P·V before the output projection, token by token and layer by layer.
+"""How filler moves a head's output o = P·V (before the output projection), by token and layer.
 
-The prompts of a pair run as the rows of one forward, so both outputs of a layer are at hand together: sums are taken there and then, and one
-layer's outputs are all that is held at a time. The definitions are in docs/affine.md.
+The prompts of a pair run as rows of one forward, so both outputs of a layer exist together. Sums are taken at once, and only one layer's
+outputs are held at a time. The definitions are in docs/affine.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mless.models import LoadedModel
 from mless.prompting import align
 from mless.values import Prompt, head_name, numbers_of
 
-#: Whose outputs are compared: the original tokens that come after the filler, or all of them. Those before it cannot see it.
+#: The tokens compared: the original tokens after the filler, or all of them. Those before it cannot see it.
 Tokens = Literal["after", "original"]
 
 #: What is summed for every head over an item's tokens; each is defined in docs/affine.md.
@@ -45,16 +45,16 @@ SCALARS: tuple[str, ...] = (
 #: Below this share of the output's size a displacement is rounding and has no direction.
 _NO_MOVE = 1e-6
 
-#: A λ above e³⁰⁰ counts as that: scores in the hundreds move so far (Qwen 2's layer 2), and its square must stay a number.
+#: Largest λ is e³⁰⁰: scores in the hundreds can move so far (Qwen 2's layer 2), and λ² must stay finite.
 _LARGEST = 300.0
 
-#: What fp32 can hold; a point kept for the picture may be predicted further out than that.
+#: Largest fp32 number; a predicted point of the picture may lie beyond it.
 _DRAWN = 1e30
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """One attention call: P·V of every query, the log of its softmax's denominator, and of both the filler's part."""
+    """One attention call: P·V of every query, the log of its softmax's denominator, and the filler's part of both."""
 
     o: Float32[Tensor, "batch heads queries dim"]
     log_z: Float32[Tensor, "batch heads queries"]
@@ -149,7 +149,7 @@ def watching(
 ) -> Generator[None]:
     """Inside the block the model's attention is computed here, and each call of `layers` shown to `watcher` with its outputs.
 
-    `filler` says which tokens of the rows are filler. The model and transformers' registries are as before once the block is left.
+    `filler` says which tokens of the rows are filler. Afterwards the model and transformers' registries are as before.
     """
     nothing = torch.zeros_like(filler)
 
@@ -182,8 +182,8 @@ def displacement(
 ) -> Displacement:
     """The displacement of every head's outputs between the two prompts of one item.
 
-    Where tokens are inserted a third row runs beside the two: the original tokens alone, at the positions they have with filler. What it
-    differs by from the first is the doing of the positions. `points` tokens, drawn with `rng`, are kept as vectors.
+    Where tokens are inserted a third row runs beside the two: the original tokens alone, at the positions they have with filler. Its
+    difference from the first row is the effect of positions alone. `points` tokens, drawn with `rng`, are kept as vectors.
     """
     layers = model.numbered(layers)
     where = align(without, with_filler)

@@ -60,7 +60,7 @@ class Recorder:
     layers: frozenset[int]
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
-    #: Told of every recorded attention call and its output once it is done. The proofs watch with it.
+    #: Called with every recorded attention call and its output. The proofs watch with it.
     witness: Callable[[Call, Tensor], None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
@@ -72,14 +72,14 @@ class Recorder:
     _parts: dict[int, _Parts] | None = None
     #: The model and the last recorded layer's attention, as long as the block lasts.
     _runs: tuple[nn.Module, nn.Module] | None = field(default=None, repr=False)
-    #: Layers that such a forward as `run`'s has come to, recorded or not.
+    #: Layers that a forward of `run` has reached, recorded or not.
     _passed: set[int] | None = None
 
     def run(self, **inputs: Any) -> None:
-        """A forward of the model as far as it is needed: it ends with the attention of the last layer that is recorded.
+        """Run the model as far as needed: up to the attention of the last recorded layer.
 
-        What would follow (that layer's MLP, later layers, the head) changes none of the sums. There is no output. A model's first forward
-        goes on to its end: one that runs a layer more than once would not be noticed else.
+        What follows (that layer's MLP, later layers, the head) changes none of the sums. There is no output. A model's first forward runs
+        to its end, to find models that run a layer more than once.
         """
         if not self.layers:
             raise BadStudy("no layer is recorded, so there is nothing to run for; name some in capturing(…, layers=…)")
@@ -108,7 +108,7 @@ class Recorder:
             self._passed = None
 
     def passes(self, layer: int) -> None:
-        """A layer attends. In a forward of `run`'s it may do so once."""
+        """Note that a layer attends. In a forward of `run` it may do so once."""
         if self._passed is None:
             return
         if layer in self._passed:
@@ -133,7 +133,7 @@ class Recorder:
         self._parts = {} if in_parts else None
 
     def joined(self) -> None:
-        """The parts are all there: their sums are those of the whole."""
+        """Join the parts: their sums are those of the whole prompt."""
         self.finish()
         for layer, parts in (self._parts or {}).items():
             self.sums[layer], self.uniform[layer] = parts.whole()
@@ -160,13 +160,13 @@ class Recorder:
         return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
 
     def _seen_by(self, mask: Mask, q: Tensor, tokens: int) -> _Seen:
-        """What a layer's queries see, and the yardstick for it: made once for all layers that see alike."""
+        """What a layer's queries see, and its yardstick; made once for all layers with the same mask."""
         key = ("causal", q.shape[0], q.shape[2], tokens) if mask.plain_causal else id(mask)
         if (found := self._seen.get(key)) is not None:
             return found
         rows, queries = q.shape[0], q.shape[2]
         sets, spans = self._sets_and_spans(mask, rows, queries, tokens, q.device)
-        # Expanded stays expanded: two sets that are one are summed once.
+        # An expanded tensor stays expanded: two equal sets are summed once.
         sets, spans = sets.to(q.device), spans.to(q.device)
         # Of the model's own mask it is known already, unless a set asks for padding.
         known = mask.causal_for_real or (
@@ -201,7 +201,7 @@ class Recorder:
         self._keep(call.layer, seen, sums, by)
 
     def jointly(self, call: Call, *, recorded: bool) -> Float[Tensor, "batch queries heads dim"] | None:
-        """The attention itself, and its sums kept if they are asked for, where one computation gives both; None elsewhere.
+        """The attention itself, and its sums if asked for, where one computation gives both; None elsewhere.
 
         All layers go this way, so that a layer's numbers do not depend on which others are recorded.
         """
@@ -238,7 +238,7 @@ class Recorder:
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
         self.computed_by[layer] = by
-        # One number that is not finite makes its head's total so; and nobody may have looked since the part before.
+        # One number that is not finite makes its head's total not finite. Earlier parts may be unchecked too.
         total = sums.apart.sum((0, 1, 3)) + sums.mass.sum((0, 2))
         self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
         if self._parts is not None:
@@ -255,7 +255,7 @@ class Recorder:
             self.finish()
 
     def finish(self) -> None:
-        """Refuse what is not finite. On a GPU not before the forward has ended: every look would wait for it."""
+        """Refuse what is not finite. On a GPU only after the forward, because every check would wait for it."""
         checks, self._totals = self._totals, {}
         for layer, total in checks.items():
             finite = torch.isfinite(total)
@@ -272,7 +272,7 @@ class _Enough(Exception):
     """Ends a forward. No BaseException: torch runs hooks with `always_call` for an Exception only, and ARM has one."""
 
 
-#: Models that have run to their end inside a block, each of their layers once.
+#: Models whose full forward inside a block ran each layer once.
 _SEEN_WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -345,8 +345,8 @@ def capturing(
 ) -> Generator[Recorder]:
     """Inside the block, forwards of `model` leave their received-attention sums in the yielded `Recorder`.
 
-    Where the model's output is not wanted, `Recorder.run(input_ids=…)` goes no further than it must.
-    The model's attention implementation and both registries are as before once the block is left, by whatever road.
+    Where the model's output is not needed, `Recorder.run(input_ids=…)` stops early. Afterwards, even on error, the model's attention
+    implementation and both registries are as before.
     """
     modules = attention_modules(model)
     layers = among(list(modules), [layers] if isinstance(layers, int) else layers, type(model).__name__)
@@ -398,11 +398,11 @@ def received(
 ) -> Iterator[Attention]:
     """Received attention of each prompt, in order. Layers and heads are numbered from 1: one, several, or a text as the command takes it.
 
-    The forward ends with the attention of the last layer asked for (but for a model's first one, which shows that no layer runs twice);
-    `mless.load(…, layers=…)` saves the memory of later ones, too. Batches are padded on the right; `batch_size` 1, the default, makes a
-    prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone and so many tokens at a time, with a
-    cache, so that memory for activations stays bounded (by default 16,384 at a time from 131,072 on); their sums are added part by part and
-    may differ from the whole's in the last digits.
+    The forward ends with the attention of the last layer asked for. A model's first forward runs to its end, to check that no layer runs
+    twice. `mless.load(…, layers=…)` also saves the memory of later layers. Batches are padded on the right; `batch_size` 1, the default,
+    makes a prompt's numbers independent of every other prompt. Prompts of more than `part` tokens run alone, `part` tokens at a time with a
+    cache, so that memory for activations stays bounded (by default 16,384 at a time from 131,072 on). Their sums are added part by part and
+    may differ in the last digits.
     """
     if isinstance(prompts, Prompt):
         raise BadPrompt("received takes several prompts, got one; put it in a list")
@@ -474,7 +474,7 @@ def _run_in_parts(
     from transformers import DynamicCache
 
     _refuse_changing_scales(model, ids.shape[1], part)
-    # Without the model's config: sliding layers would throw keys away that are still to be counted.
+    # Without the model's config: sliding layers would drop keys that are still needed.
     cache = DynamicCache()
     for first in range(0, ids.shape[1], part):
         tokens = ids[:, first : first + part].to(model.device)
@@ -485,7 +485,7 @@ def _run_in_parts(
         try:
             recorder.run(input_ids=tokens, past_key_values=cache, use_cache=True, **moved)
         except (IndexError, ValueError, AttributeError, TypeError, RuntimeError) as fault:
-            # Of a cache that is asked for what only others have; anything else that goes wrong at run time (memory, a kernel) is told as it is.
+            # Raised by a model that asks for another kind of cache. Other errors (memory, a kernel) pass unchanged.
             if isinstance(fault, RuntimeError) and "size of tensor" not in str(fault):
                 raise
             raise UnsupportedArchitecture(
@@ -495,7 +495,7 @@ def _run_in_parts(
 
 
 def _refuse_changing_scales(model: LoadedModel, tokens: int, part: int) -> None:
-    """Keys of early parts would be turned by another scale than the whole prompt's."""
+    """Refuse models where early parts would have another rotary scale than the whole prompt."""
     config = model.model.config.get_text_config()
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]:

@@ -1,4 +1,4 @@
-"""The attention itself inside a `capturing` block: SDPA's, with its log-sum-exp where it hands that out, or what SDPA does not know."""
+"""The attention inside a `capturing` block: SDPA with its log-sum-exp where it gives one, or our own for what SDPA lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS_AT_ONCE, _ROWS_AT_LEAST = 4096, 256
 def forward_with_lse(
     call: Call,
 ) -> tuple[Float[Tensor, "batch queries heads dim"], Float[Tensor, "batch heads queries"]] | None:
-    """What SDPA would compute, by the backend it would choose, and that backend's own log-sum-exp; None where it hands none out."""
+    """SDPA's result by the backend it would choose, and that backend's log-sum-exp; None where it gives none."""
     q, k, v, scale = call.query, call.key, call.value, call.score["scale"]
     before = k.shape[2] - q.shape[2]
     if not call.mask.causal_for_real or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1] or q.shape[2] < 2:
@@ -29,7 +29,7 @@ def forward_with_lse(
         return None
     out, lse = own
     if before:
-        # With a cache: what comes from the keys before, all of which every query sees, and from those of this forward.
+        # With a cache: the part from earlier keys, which every query sees, and the part from this forward's keys.
         past = _with_lse(q, k[:, :, :before], v[:, :, :before], scale, causal=False)
         if past is None:
             return None
@@ -67,14 +67,14 @@ def sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
         return sdpa(call.query, slice(None), None, causal=True)
     rows = ROWS_AT_ONCE
     if (seen := call.seen) is not None:
-        # Half as many queries as a window has keys: a third of what is computed is hidden then.
+        # Half as many queries as a window has keys: then only a third of the work is hidden.
         rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
     out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
 
 def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
-    """Some queries at a time, the keys to look at for them, and which of those each sees: never the whole square."""
+    """Blocks of queries, with the keys they need and which of these each sees; never the whole square."""
     seen = call.seen
     for first in range(0, call.query.shape[2], rows):
         last = min(first + rows, call.query.shape[2])

@@ -1,4 +1,4 @@
-"""Prompts whose tokens stand at positions of their own, as under the condition `position-only`."""
+"""Prompts with explicit positions, as under the condition `position-only`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_reach(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
 
 
 def check_position_ids(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
-    """A model that takes no position ids is given no prompt with positions of its own."""
+    """Refuse prompts with explicit positions for a model that takes no position ids."""
     own = next((prompt for prompt in prompts if prompt.position_ids is not None), None)
     if own is not None and not _takes_position_ids(model):
         raise UnsupportedArchitecture(
@@ -37,8 +37,7 @@ def check_position_ids(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
 def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -> Int[Tensor, "rows tokens"] | None:
     """Position ids for rows padded on the right to `longest`; None where every prompt counts 0, 1, 2, …
 
-    A forward that is given them must be given a mask too: without one, transformers takes a jump in the positions for the seam between two
-    packed texts.
+    A forward with position ids needs a mask too: without one, transformers reads a jump in positions as the border between packed texts.
     """
     if all(prompt.position_ids is None for prompt in prompts):
         return None

@@ -1,7 +1,7 @@
-"""The seam through which both attention instruments see a model: each attention call of a numbered layer, understood or refused.
+"""Where both attention instruments attach to a model: each attention call of a numbered layer is understood or refused.
 
-It attaches through transformers' two registries, attention *and* mask (an attention name without a mask entry silently loses
-causality), and takes both away again on exit.
+It uses transformers' two registries, attention *and* mask, and removes both entries on exit. (An attention name without a mask entry
+silently loses causality.)
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class LazyMask:
         return self._windows[size]
 
     def real(self, device: torch.device) -> Bool[Tensor, "batch queries"]:
-        """Which queries are no padding, as far as the model was told."""
+        """Which queries are no padding, by the model's own mask."""
         padding: Tensor | None = self._arguments.get("attention_mask")
         if padding is not None and padding.ndim == 2 and padding.shape[1] == self.keys:
             return padding[:, self.keys - self.queries :].to(device, torch.bool)
         return torch.ones(self._arguments["batch_size"], self.queries, dtype=torch.bool, device=device)
 
     def intervals(self, device: torch.device) -> kernels.Intervals | None:
-        """The mask as intervals, where it is some for every real query; one for all layers."""
+        """The mask as intervals, where it is one for every real query; shared by all layers."""
         if device not in self._intervals:
             if self.causal_for_real:
                 starts = torch.zeros(self._arguments["batch_size"], self.queries, dtype=torch.int32, device=device)
@@ -97,7 +97,7 @@ class LazyMask:
         return self._intervals[device]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """MPT takes its mask for a tensor of numbers and makes truth values of it; these are some already."""
+        """MPT converts its mask to booleans; this one is boolean already."""
         return self if args == (torch.bool,) else self.whole.to(*args, **kwargs)
 
     @property
@@ -135,7 +135,7 @@ class _GivenMask:
         return self._mask[:, :, first:last]
 
     def intervals(self, device: torch.device) -> None:
-        """A mask may be anything for rows that are padding, and which they are is not told."""
+        """Padding rows of a mask may hold anything, and which rows are padding is not known."""
 
     def windowed(self, size: int) -> _GivenMask:
         queries, keys = self._mask.shape[-2:]
@@ -173,7 +173,7 @@ class Call:
     score: dict[str, Any]
     #: The keywords as the model gave them, for its family's own eager attention.
     given: dict[str, Any]
-    #: The layer has asked with the same queries and keys before, for other values (DiffLlama does): the matrix is the same.
+    #: A second call of the layer with the same queries and keys but other values (DiffLlama): the matrix is the same.
     again: bool = False
 
     @property
@@ -205,7 +205,7 @@ class Call:
 def attending(
     model: nn.Module, attend: Callable[[Call], Float[Tensor, "batch queries heads value_dim"]]
 ) -> Generator[None]:
-    """Inside the block `attend` computes the model's attention. What it could not know of, or might get wrong, is refused before.
+    """Inside the block `attend` computes the model's attention. What it does not know is refused first.
 
     The model's attention implementation and both registries are as before once the block is left, by whatever road.
     """
@@ -213,7 +213,7 @@ def attending(
     numbers: dict[int, list[int]] = {}
     for layer, module in attention_modules(model).items():
         numbers.setdefault(id(module), []).append(layer)
-    # Weakly: a layer's queries are a good part of the memory that a forward needs at a time.
+    # A weak reference: a layer's queries take much of a forward's memory.
     before: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
 
     def attention(

@@ -1,7 +1,7 @@
 """Where a model's activations are: the module of each layer whose output is act(gate(x)) or act(fc(x)).
 
-transformers gives every MLP a module for its non-linearity, under a handful of names. What is found is checked, not believed: a layer with
-none, with several, or with one that other layers share is refused by name.
+transformers gives every MLP a module for its non-linearity, under a handful of names. The result is checked: a layer with no such module,
+with several, or with one that other layers share is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mless.errors import BadStudy, UnsupportedArchitecture
 _CALLED = re.compile(r"(act|act_fn|activation|activation_fn|activation_function|gelu_impl|ffn_act|intermediate_act_fn)")
 _PLAIN = (nn.ReLU, nn.GELU, nn.SiLU)
 _ELSEWHERE = re.compile(r"attn|attention|router|gate_fn|mixer|mamba|temporal|norm", re.IGNORECASE)
-#: Towers that read pictures or sound: they may have more layers than the decoder beside them.
+#: Parts that read pictures or sound; they may have more layers than the decoder.
 _BESIDE = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ def decoder_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
         for name, child in module.named_children()
         if isinstance(child, nn.ModuleList) and not _BESIDE.search(f"{path}.{name}")
     ]
-    # A decoder may be called encoder (GIT's is), but where there is another list that one is meant.
+    # A decoder may be called encoder (in GIT). Where there is another list, that one is used.
     found = [
         ("encoder" not in where.lower(), len(layers), owner, layers)
         for where, owner, layers in lists
@@ -105,7 +105,7 @@ def _point(family: str, layer: int, block: nn.Module) -> ActivationPoint:
             f"{family}: layer {layer} is a mixture of experts ({experts[0]}), whose tokens share no row of activations; only layers with one MLP are "
             "measured and changed: choose others with --layers"
         )
-    # Gemma 3n and 4 have another one in the layer itself, for what each layer adds of the input.
+    # Gemma 3n and 4 have a second one in the layer itself, for their per-layer inputs.
     if len(found) > 1 and len(inner := [one for one in found if "." in one[0]]) == 1:
         found = inner
     if len(found) != 1:
@@ -123,7 +123,7 @@ def _point(family: str, layer: int, block: nn.Module) -> ActivationPoint:
 
 
 def _is_gated(owner: nn.Module) -> bool:
-    """By its code, not by its children's names: some families multiply or drop something on the way between the same projections."""
+    """Decided by the code, not by the names of its children: some families add other steps between the same projections."""
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     known, code = LlamaMLP.forward.__code__, getattr(type(owner).forward, "__code__", None)

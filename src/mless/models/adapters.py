@@ -1,7 +1,7 @@
-"""One row per model family: what cannot be read off the model itself.
+"""One row per model family: what cannot be read from the model itself.
 
-A family without a row works too if its attention goes through transformers' registry and the proofs hold at load time; a row
-adds what only people know, and how the attention of a family outside the registry is reached. See docs/adding-a-model.md.
+A family without a row works too if its attention goes through transformers' registry and the proofs hold at load time. A row adds what only
+people know, and how to reach attention outside the registry. See docs/adding-a-model.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Family:
     omit_first:  figures leave the first token out, as published: it is the attention sink and flattens the rest
     bos:         the model was trained with a beginning-of-sequence token, so a tokenizer that adds none is at fault
     attention:   how its attention is reached, where it does not go through transformers' registry
-    layers:      which module computes which layer's attention, where the modules themselves do not tell
+    layers:      which module computes which layer's attention, where the modules do not say
     """
 
     label: str
@@ -68,6 +68,6 @@ _OWN = {own.module: own for family in FAMILIES.values() if (own := family.attent
 
 
 def own_of(module: object) -> Own | None:
-    """The row's word on an attention module outside the registry; None for every other one."""
+    """How to reach an attention module outside the registry; None for every other module."""
     home, _, rest = type(module).__module__.partition("transformers.models.")
     return None if home else _OWN.get(f"{rest.split('.')[0]}.{type(module).__name__}")

@@ -17,7 +17,7 @@ from mless.models import processor
 from mless.models.quiet import counting_gguf_tensors, quiet_transformers, reading_gguf_once
 from mless.models.widening import keep_narrow
 
-#: How long each part takes: seconds of processor time in one run, of which only the proportion counts; the last three for each billion weights.
+#: How long each part takes, in seconds of one run; only the proportions matter. The last three are per billion weights.
 _HEADER, _TOKENIZER, _CONFIG, _NAMES = 1, 1, 3, 6
 _TENSORS, _WRITING, _CHECKING = 9, 3, 5
 
@@ -31,7 +31,7 @@ _PASSAGE = (
 def convert_gguf(path: Path, folder: Path, name: str, reach: Callable[[float], None] = lambda share: None) -> None:
     """Write the model, its tokenizer and what was noticed on the way (`mless.json`) into `folder`.
 
-    `reach` is told the share of the work that is done, from 0 to 1, and never less than before.
+    `reach` gets the share of the work that is done, from 0 to 1; it never goes back.
     """
     with reading_gguf_once():
         _convert(path, folder, name, reach)
@@ -82,7 +82,7 @@ def _convert(path: Path, folder: Path, name: str, reach: Callable[[float], None]
 
 
 class _Parts:
-    """How much of several parts is done, told as one share that never goes back."""
+    """Progress over several parts, as one share that never goes back."""
 
     def __init__(self, reach: Callable[[float], None], parts: Sequence[float | int]) -> None:
         self._reach, self._parts = reach, parts
@@ -90,9 +90,9 @@ class _Parts:
         reach(0)
 
     def part(self, done: int, of: int) -> None:
-        """So much of the part under way."""
+        """Set how much of the current part is done."""
         now = (sum(self._parts[: self._at]) + self._parts[self._at] * done / of) / sum(self._parts)
-        # Reading and placing the tensors are counted one after the other; only what is new is told.
+        # Reading and placing the tensors are counted in turn; only new progress is reported.
         if now > self._reported:
             self._reported = now
             self._reach(min(now, 1.0))
@@ -107,7 +107,7 @@ class _Parts:
 
     @contextmanager
     def through(self, model: nn.Module) -> Generator[None]:
-        """Inside the block a forward tells how many of the model's layers it has been through."""
+        """Inside the block a forward reports how many of the model's layers it has passed."""
         config: Any = model.config
         count: int = config.get_text_config().num_hidden_layers
         lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
@@ -164,8 +164,8 @@ def _dense(model: Any) -> Any:
         raise UnsupportedArchitecture(
             f"{type(model).__name__}: GGUF conversion left {left or unexpected} without a place (missing: {missing})"
         )
-    # Buffers that are no part of a state dict (rotary tables) still lie on the meta device; only the weights are saved,
-    # but the loss below runs the model itself, so they are taken over too.
+    # Buffers outside the state dict (rotary tables) are still on the meta device. They are not saved, but the loss below runs the model, so
+    # copy them too.
     for (path, buffer), (_, given) in zip(list(dense.named_buffers()), list(model.named_buffers()), strict=True):
         if buffer.is_meta:
             owner, _, leaf = path.rpartition(".")
@@ -179,7 +179,7 @@ def _bos_loss(model: Any, tokenizer: Any) -> dict[str, Any] | None:
     if bos is None:
         return None
     ids = tokenizer(_PASSAGE, add_special_tokens=False).input_ids
-    # Both in one forward; what stands behind a text has no part in it.
+    # Both in one forward; padding after a text does not change it.
     tokens = torch.tensor([[bos, *ids], [*ids, ids[-1]]])
     with torch.inference_mode():
         logits = model(input_ids=tokens, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""What models are at hand, and what one of them is like, before anything is run."""
+"""The models on this machine, and a description of one before it is run."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A decoder cut after the last layer asked for, without its language-model head unless that was asked for, and its tokenizer.
 
-    `bos` is the token every prompt must begin with because the model was trained so; None where nothing says that it was.
-    `dtype` is what it computes in, `stored` what its weights are kept in (narrower ones are widened as they are used), `why` the reason.
+    `bos` is the token every prompt must begin with, because the model was trained with it; None where that is not known. `dtype` is what it
+    computes in, `stored` what its weights are kept in (narrower ones are widened as they are used), `why` the reason.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Description:
     family: str
 
     def attending(self, asked: Sequence[int] | None = None) -> list[int]:
-        """The layers asked for, by default all that attend (not all do in a hybrid model); one that does not is refused by name."""
+        """The requested layers, by default all with attention (in a hybrid model not all have it). One without is refused by name."""
         return among(self._attending, asked, self.source.label)
 
     @cached_property
@@ -117,7 +117,7 @@ class Description:
         """Found in a model without weights."""
         every = list(range(1, self.layers + 1))
         if getattr(self.config, "auto_map", None):
-            return every  # code from elsewhere is not run for this; what it does shows when its layers are asked for
+            return every  # remote code is not run for this; its layers are checked when they are asked for
         from transformers import AutoModel
 
         config = copy.deepcopy(self.config)
@@ -140,7 +140,7 @@ def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, s
         raise UnknownModel(f"{name!r}: its config.json is broken: {fault}") from None
     if not isinstance(raw, dict):
         raise UnknownModel(f"{name!r}: its config.json is broken: an object was expected, not a {type(raw).__name__}")
-    # A family that transformers knows itself needs no code from elsewhere, whatever its repository brings.
+    # A family that transformers knows needs no remote code, whatever its repository contains.
     if raw.get("auto_map") and not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedArchitecture(
             f"{name!r} brings its own code ({', '.join(sorted(raw['auto_map']))}), which is not run unless you type --trust-remote-code"
@@ -182,9 +182,9 @@ def load(
 
     `layers` are numbered from 1, or a text as the command takes it (``"all"``, ``"1-3,7"``). With `head` the
     whole model is loaded, language-model head included, so that it can answer.
-    `dtype` auto is bfloat16 on a GPU. On a CPU it is float32 up to a billion loaded parameters. Above that it is the checkpoint's own where
-    the processor has units for it; else weights are kept as they are and widened to float32 as they are used (docs/method.md).
-    `say` is told in words what takes long, `step` how far it is (what, done, of how many).
+    `dtype` auto is bfloat16 on a GPU. On a CPU it is float32 up to a billion loaded parameters. Above that it is the checkpoint's own dtype
+    where the processor has units for it. Otherwise weights stay as they are and are widened to float32 when used (docs/method.md). `say`
+    gets messages about slow steps, `step` their progress (what, done, of how many).
     """
     if isinstance(name, Description):
         described = name
@@ -297,7 +297,7 @@ def locate_tokenizer(given: str) -> Path:
 
 
 def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
-    """GGUF-derived tokenizers often drop the BOS; a model trained with one then computes nonsense, quietly."""
+    """GGUF-derived tokenizers often drop the BOS; a model trained with one then gives nonsense without an error."""
     bos, reasons = needed_bos(tokenizer, source, config)
     if bos is not None and tokenizer("a").input_ids[:1] != [bos]:
         raise TokenizerFault(
@@ -346,7 +346,7 @@ def _load_layers(
 ) -> tuple[Any, processor.Choice]:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
-    # transformers finds torchao's tensors by the names they were saved under, so such a model is read whole and its decoder taken out of it.
+    # transformers finds torchao's tensors by their saved names, so such a model is read whole and its decoder taken out.
     whole_class = head or _quantised_by(config) == "torchao"
     wanted = _wanted(weight_map, count, described.layers, head=whole_class)
     choice = _dtype(dtype, device, source, wanted, config)
@@ -361,7 +361,7 @@ def _load_layers(
     options |= {"output_loading_info": True, "local_files_only": True, "use_safetensors": True}
     options |= {"ignore_mismatched_sizes": True}
     if any(re.match(_TEXT_PART, key) for key in wanted):
-        # Of a model that also sees, the text part alone; its head stands beside it.
+        # For a multimodal model only the text part; its head is stored beside it.
         inner = {_TEXT_HEAD: "lm_head.", _TEXT_PART: "model."} if whole_class else {_TEXT_PART: ""}
         options["key_mapping"] = inner
     elif not whole_class and _text_class(config, whole_class):
@@ -511,7 +511,7 @@ def _cut(config: Any, count: int) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, list | tuple) and len(value) == full:
             setattr(config, name, value[:count])
-    # Counted from the end: the last so many layers borrow an earlier one's keys.
+    # Counted from the end: that many last layers use the keys of earlier ones.
     if shared := getattr(config, "num_kv_shared_layers", None):
         config.num_kv_shared_layers = max(0, shared - (full - count))
     config.num_hidden_layers = count
@@ -547,8 +547,11 @@ def _digest(*parts: bytes) -> str:
 
 
 def fingerprint(source: Source, count: int = 1, *, head: bool = False) -> str:
-    """What tells one checkpoint from another: a GGUF's own hash, a hub repository's commit; for a folder its config, its index and a
-    sample of every tensor that the first `count` layers (and the head, where asked) need (nothing else is opened)."""
+    """What identifies a checkpoint: a GGUF's hash, or a hub repository's commit.
+
+    For a folder: its config, its index, and a sample of every tensor that the first `count` layers (and the head, where asked) need.
+    Nothing else is opened.
+    """
     if source.gguf_sha256:
         return source.gguf_sha256[:16]
     if source.revision:

@@ -19,7 +19,7 @@ from mless.errors import UnknownModel
 
 #: Told in words what happens.
 Say = Callable[[str], None]
-#: Told what is under way, and how much of how much of it is done.
+#: Called with a step's name, how much of it is done, and how much there is.
 Step = Callable[[str, int, int], None]
 _HASHED_AT_ONCE = 1 << 24
 
@@ -37,7 +37,7 @@ _SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
 class Source:
     """Where a model's parts are on this machine.
 
-    `fetch` brings a weight file into `folder` when it is asked for: for a hub model only then is it downloaded.
+    `fetch` downloads a hub model's weight file into `folder` when it is needed.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Source:
     revision: str | None = None
 
     def weight_file(self, name: str) -> Path:
-        # The name may come from a stranger's index: it must not lead out of the folder, nor to a pickle.
+        # The name may come from an untrusted index: it must not lead out of the folder, nor to a pickle.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UnknownModel(f"{self.name!r}: its index names {name!r}, which is no safetensors file of its folder")
         path = self.folder / name
@@ -132,7 +132,7 @@ def _ggufs(folder: Path) -> list[Path]:
 
 
 def _beside(gguf: Path) -> Path | None:
-    """The folder of a GGUF if the original tokenizer lies there too: it is preferred to the one pressed into the GGUF."""
+    """The folder of a GGUF if the original tokenizer is there too; it is preferred to the one inside the GGUF."""
     return gguf.parent if any((gguf.parent / file).exists() for file in TOKENIZER_FILES) else None
 
 
@@ -158,7 +158,7 @@ def _folder(name: str, path: Path, say: Say, step: Step) -> Source:
 
 
 def _sha256(path: Path, step: Step) -> str:
-    """The file's hash, remembered by size and modification time: a second look at 40 GB should not cost a minute."""
+    """The file's hash, cached by size and modification time, because hashing 40 GB takes a minute."""
     stat = path.stat()
     memo_file = cache_folder() / "gguf" / "hashes.json"
     key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
@@ -201,7 +201,7 @@ def _gguf(name: str, path: Path, label: str, say: Say, step: Step, tokenizer: Pa
 
 
 def conversion_notes(folder: Path) -> dict[str, Any] | None:
-    """What was noticed when a GGUF was converted into `folder`; None where that never came to its end."""
+    """The notes of a GGUF's conversion into `folder`; None where it did not finish."""
     try:
         notes = json.loads((folder / "mless.json").read_text())
         return notes if isinstance(notes["gguf"], dict) else None
@@ -216,7 +216,7 @@ def _called(notes: dict[str, Any], otherwise: str) -> str:
 
 @contextmanager
 def _converting(folder: Path) -> Generator[None]:
-    """One process converts at a time, the others wait; a killed one's hold ends with it."""
+    """One process converts at a time, the others wait; the lock of a killed process ends with it."""
     descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -236,13 +236,13 @@ def _convert(path: Path, folder: Path, name: str, step: Step) -> None:
     what = f"converting {path.name}, %"
 
     partial = folder.with_name(f"{folder.name}.partial")
-    # What lies there under this hold was left by a killed conversion.
+    # Files found here while we hold the lock were left by a killed conversion.
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         convert_gguf(path, partial, name, lambda share: step(what, min(int(100 * share), 99), 100))
-        # On the disk before the name appears: after a power cut the notes must not stand beside torn weights.
+        # Synced before the rename, so that a power cut cannot leave notes beside incomplete weights.
         for written in (*partial.iterdir(), partial):
             _to_disk(written)
         partial.rename(folder)
@@ -293,7 +293,7 @@ def _hub(name: str, trust_remote_code: bool) -> Source:
     commit = folder.name
 
     def fetch(file: str) -> Path:
-        # The commit, not "main": the repository may have moved on since its config was read.
+        # The commit, not "main": the repository may have changed since its config was read.
         return guarded(lambda: hf_hub_download(name, file, revision=commit))
 
     return Source(name, name.rsplit("/", 1)[-1], folder, folder, "hub", fetch=fetch, revision=commit)

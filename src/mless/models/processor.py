@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 Width = Literal["float32", "bfloat16", "float16"]
 
-#: Up to so many loaded parameters a CPU computes in float32 and keeps its weights so: 4 GB.
-#: It is a count and not the machine's memory, so that a study gets the same dtype wherever and whenever it is resumed.
+#: Up to so many loaded parameters (4 GB) a CPU computes and stores in float32. A fixed count, not the machine's memory, so that a resumed
+#: study gets the same dtype everywhere.
 FP32_PARAMETERS = 1_000_000_000
 
-#: oneDNN's names for a limit (ONEDNN_MAX_CPU_ISA, any case) below which it uses no bfloat16, float16 or matrix (AMX) units. A limit that is not
-#: listed, and one that oneDNN does not know, takes none of them away.
+#: oneDNN's names for a limit (ONEDNN_MAX_CPU_ISA, any case) below which it uses no bfloat16, float16 or matrix (AMX) units. Any other limit
+#: removes none of them.
 _NO_BF16 = frozenset("sse41 avx avx2 avx2_vnni avx2_vnni_2 avx512_core avx512_core_vnni".split())
 _NO_FP16 = _NO_BF16 | {"avx512_core_bf16"}
 _NO_AMX = _NO_FP16 | {"avx512_core_fp16", "avx10_1_512"}
@@ -145,8 +145,8 @@ def _features() -> str:
 def choose(asked: str, stored: str, parameters: int, processor: Processor | None = None) -> Choice:
     """What a CPU computes in, for a checkpoint in `stored` of which so many parameters are loaded.
 
-    A dtype that was asked for is taken as asked, even where it is emulated (`warning` says so). `auto` is float32 for small models; a large
-    one computes in its own dtype where there are units for it, else in float32 from weights kept in theirs.
+    A dtype that was asked for is taken as asked, even where it is emulated (`warning` says so). `auto` is float32 for small models. A large
+    one computes in its own dtype where there are units for it, else in float32 from its stored weights.
     """
     processor = processor or here()
     if asked != "auto":
@@ -171,7 +171,7 @@ def for_answers(processor: Processor | None = None) -> str:
 
 
 def warning(dtype: str, processor: Processor | None = None) -> str | None:
-    """One line for who computes in a dtype that this processor emulates; None where it has units for it."""
+    """A warning for a dtype that this processor emulates; None where it has units for it."""
     processor = processor or here()
     if processor.computes(dtype):
         return None

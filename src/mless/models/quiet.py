@@ -1,4 +1,4 @@
-"""transformers talks while it loads (progress bars, unexpected-key reports); what matters of it is checked here instead."""
+"""Silences transformers while it loads (progress bars, unexpected-key reports). What matters is checked by mless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Count = Callable[[int, int], None]
 
 @contextmanager
 def quiet_transformers(weights: Count | None = None) -> Generator[None]:
-    """`weights` is told of every weight that a checkpoint gives the model, where transformers would draw a bar."""
+    """`weights` is called for every weight loaded from a checkpoint, instead of transformers' progress bar."""
     from transformers.utils import logging
 
     def in_place_of_a_bar(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def quiet_transformers(weights: Count | None = None) -> Generator[None]:
 
 @contextmanager
 def counting_gguf_tensors(count: Count) -> Generator[None]:
-    """The GGUF reader of transformers draws its bar whatever its settings say; here `count` is told instead."""
+    """transformers' GGUF reader always draws a progress bar; here `count` is called instead."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
     def in_place_of_a_bar(tensors: Collection[Any], **options: Any) -> Iterator[Any]:
@@ -62,7 +62,7 @@ def reading_gguf_once() -> Generator[None]:
     opened: dict[tuple[Any, ...], Any] = {}
 
     class Reader(own):
-        # A memory map makes a memory map of every string that is cut out of it, which takes most of the time; a plain view does not.
+        # Slicing a memory map makes a new memory map for every string, which is slow; a plain view does not.
         @property
         def data(self) -> Any:
             return self._data

@@ -1,4 +1,4 @@
-"""Which of a model's layers attend, and the one place where attention of ours is put into it and taken out again."""
+"""Which of a model's layers have attention, and the one place where it is replaced by ours and restored."""
 
 from __future__ import annotations
 
@@ -37,20 +37,23 @@ def configs_of(model: nn.Module) -> dict[int, Any]:
 
 
 def registered(module: nn.Module) -> bool:
-    """Whether the module computes attention through transformers' registry. Read off its code: linear attention has like names."""
+    """Whether the module computes attention through transformers' registry.
+
+    Decided by its code, because linear attention has similar names.
+    """
     return _registered(type(module))
 
 
 @cache
 def _registered(kind: type) -> bool:
-    # Models as such speak of the registry too, where implementations are chosen.
+    # Whole models name the registry too, where they choose implementations.
     own = [one for one in kind.__mro__ if one.__module__ not in ("transformers.modeling_utils", nn.Module.__module__)]
     methods = [inspect.unwrap(what) for one in own for what in vars(one).values() if inspect.isfunction(what)]
     return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
 
 
 def attends(module: nn.Module) -> bool:
-    """Whether the module computes softmax attention over its own tokens in a way that ours can take the place of."""
+    """Whether the module computes softmax self-attention that ours can replace."""
     return (registered(module) and "Cross" not in type(module).__name__) or own_of(module) is not None
 
 
@@ -108,10 +111,10 @@ def own_attention(model: nn.Module, attention: Callable[..., Any], mask: Callabl
     """Inside the block the model computes attention by `attention` with masks by `mask`.
 
     Both at once: an attention name without a mask entry silently loses causality. Modules outside the registry are reached by their
-    family's row. The model and both registries are as before once the block is left, by whatever road.
+    family's row. Afterwards, even on error, the model and both registries are as before.
     """
     name = f"mless-{next(_serial)}"
-    # A decoding step enters here for every token, and a look at every module would cost more than a small layer.
+    # Entered for every decoding step: searching all modules each time would cost more than a small layer.
     if model not in _PLACES:
         rows = [(module, own) for module in model.modules() if not registered(module) and (own := own_of(module))]
         _PLACES[model] = (configs_of(model), rows)

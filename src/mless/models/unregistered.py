@@ -1,8 +1,8 @@
-"""Families whose attention does not go through transformers' registry: how each one's queries, keys and values reach ours all the same.
+"""Families whose attention does not go through transformers' registry: how our attention gets their queries, keys and values.
 
-Each function here stands in for a method of a family's attention module while attention of ours is in the model (`seams.own_attention`): it
-is given `attend`, which has the signature of the registry's functions, the module, and what the method is given. Projections, rotation and
-cache stay the module's own. A row in `adapters.py` says which function serves which module.
+Each function here replaces a method of a family's attention module inside `seams.own_attention`. It gets `attend` (with the signature of
+the registry's functions), the module, and the method's arguments. Projections, rotation and cache stay in the module. A row in
+`adapters.py` says which function serves which module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def gpt_neo(
 def openai_gpt(
     attend: Attend, module: Any, query: Tensor, key: Tensor, value: Tensor, padding: Any = None, matrices: bool = False
 ) -> list[Tensor]:
-    """The first GPT hands its keys over transposed, keeps causality to itself, and its mask says padding alone."""
+    """The first GPT passes transposed keys, applies causality itself, and its mask is for padding only."""
     mask = None
     if padding is not None:
         mask = (padding == 0) & (module.bias[:, :, : query.shape[2], : key.shape[3]] > 0)
@@ -177,7 +177,7 @@ def git(
 
 
 def hrm_text(model: Any) -> dict[int, Any]:
-    """Two stacks that run in turns, the lower one several times for each run of the upper; every run of a layer counts as a layer."""
+    """Two stacks that run in turns, the lower one several times per run of the upper one. Every run of a layer counts as a layer."""
     model = getattr(model, "model", model)
     runs = [model.L_module] * model.config.L_cycles + [model.H_module]
     modules = [block.self_attn for stack in runs * model.config.H_cycles for block in stack.layers]

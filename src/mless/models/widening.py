@@ -1,4 +1,4 @@
-"""Weights that stay in 16 bits in memory and are float32 to whoever computes with them, so that a large model fits where no 16-bit units are.
+"""Weights stored in 16 bits and used as float32, so that a large model fits on a processor without 16-bit units.
 
 Every operation on such a weight gets a float32 copy of it, which is freed afterwards; rows of an embedding are looked up first. The results
 are those of the model loaded in float32, bit for bit, because 16-bit numbers are float32 numbers too. Such weights are read and never
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 _SMALL = 1 << 16
 _NARROW = (torch.bfloat16, torch.float16)
 _TENSOR: Any = Tensor
-#: What only looks at a part of a weight stays in 16 bits: of a layer's experts those that nobody asks for are never widened.
+#: Operations that select a part of a weight stay in 16 bits, so unused experts are never widened.
 _LOOKS: set[Any] = {
     *(getattr(_TENSOR, name) for name in "__getitem__ detach t transpose requires_grad_".split()),
     _TENSOR.T.__get__,
@@ -39,16 +39,17 @@ _ASKS: set[Any] = {
     *(getattr(_TENSOR, name).__get__ for name in "shape ndim device layout is_leaf requires_grad grad nbytes".split()),
     *(getattr(_TENSOR, name).__get__ for name in "is_meta is_cuda is_cpu is_sparse is_quantized".split()),
 }
-#: Products keep nothing of their weight, so that its float32 copy may lie where the last one's lay: new memory takes longer than widening does.
+#: Products keep no reference to their weight, so its float32 copy can reuse the last one's memory. New memory would take longer than
+#: widening.
 _PRODUCTS: set[Any] = {nn.functional.linear, torch.addmm, torch.matmul}
-#: Larger weights than this many numbers (256 MB) get memory of their own, which is given back at once.
+#: Weights of more numbers than this (256 MB) get their own memory, freed at once.
 _REUSED = 1 << 26
 _REUSE = threading.local()
 _SETS_DATA: Any = _TENSOR.data.__set__
 
 
 class Narrow(Tensor):
-    """A weight in 16 bits that says it is float32, and is whenever something is computed with it."""
+    """A 16-bit weight that reports float32 and is widened whenever it is used."""
 
     @property
     def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -95,7 +96,7 @@ def raw(weight: Tensor) -> Tensor:
 
 
 def widened(weight: Tensor) -> Tensor:
-    """A weight as it is computed with, for who uses it several times in a row: it is then widened once."""
+    """The float32 weight, for callers that use it several times: it is widened once."""
     return raw(weight).float() if isinstance(weight, Narrow) else weight
 
 
@@ -121,7 +122,7 @@ def keep_narrow(model: nn.Module) -> None:
 def as_stored() -> Generator[None]:
     """Inside the block transformers loads weights in the dtypes that the checkpoint has them in, whatever dtype the model is built in.
 
-    What the model computes while it is built (scales, tables) is then in that dtype, and what the checkpoint keeps wide stays wide.
+    Values computed while the model is built (scales, tables) have that dtype; weights stored wide stay wide.
     """
     from transformers import PreTrainedModel
 
@@ -132,7 +133,7 @@ def as_stored() -> Generator[None]:
 
     if (
         planned is None
-    ):  # another version of transformers: everything is float32 then, which is right and takes more memory
+    ):  # another version of transformers: everything is float32 then, which is correct but takes more memory
         yield
         return
     PreTrainedModel._get_dtype_plan = plan  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -143,7 +144,7 @@ def as_stored() -> Generator[None]:
 
 
 def _as_kept(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Whoever saves a state dict reads a tensor's memory by its dtype, so it gets the 16-bit numbers under their own dtype."""
+    """A state dict holds the 16-bit numbers with their own dtype, because saving reads a tensor's memory by its dtype."""
     for name in module._parameters:  # pyright: ignore[reportPrivateUsage]
         if isinstance(weight := state.get(prefix + name), Narrow):
             state[prefix + name] = raw(weight)

@@ -60,9 +60,7 @@ class Results:
 
 
 def read_results(where: Any, source: str, task: str | None) -> Results:
-    """From a file (lm-eval's samples_*.jsonl, Inspect's .eval or .json), or from what `simple_evaluate` returned, with `source` as its
-    name.
-    """
+    """Read a file (lm-eval's samples_*.jsonl, Inspect's .eval or .json) or what `simple_evaluate` returned; `source` names it."""
     if isinstance(where, Mapping):
         found = _from_json(cast("Mapping[str, Any]", where), source, task)
         return replace(found, digest=digest([[row.item, row.sample, row.text, str(row.scores)] for row in found.rows]))
