@@ -1,9 +1,9 @@
 """Sums of received attention from queries and keys: one signature, several implementations.
 
-`reference` materialises every matrix in double precision and is the truth the others are held against; `streaming` works in blocks on
-any device and never holds more than a block of rows; `received_triton` runs on GPUs, and `received_hopper` is its quick path there.
-`received` chooses, and `implementation` says what it would choose. On a CPU `joint` computes the forward's attention and the sums at once (`attended`).
-`drawn` chooses the next token of each row.
+`reference` makes every matrix in double precision; the others are tested against it. `streaming` works in blocks on any device and never
+holds more than a block of rows. `received_triton` runs on GPUs, and `received_hopper` is its quick path there. `received` chooses, and
+`implementation` says what it would choose. On a CPU `joint` computes the forward's attention and the sums at once (`attended`). `drawn`
+chooses the next token of each row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which implementation serves a call: the quickest that is right for it."""
+"""Which implementation computes a call: the quickest that is correct for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def triton_serves(held: Tensor) -> bool:
-    """Whether kernels of ours can run where this lies: Triton is there, and builds for the GPU (Ampere and later)."""
+    """Whether our kernels can run on this tensor's device: Triton is installed and supports the GPU (Ampere and later)."""
     return _HAS_TRITON and held.is_cuda and torch.cuda.get_device_capability(held.device) >= (8, 0)
 
 
@@ -46,7 +46,7 @@ def implementation(q: Tensor, k: Tensor, visible: Visible, sets: Tensor, *, plai
 
 
 def _refuse_rounded_products(device: torch.device) -> None:
-    """torch may have been told to round fp32 numbers before it multiplies them, and the switch is the process's: it is not ours to turn."""
+    """Refuse if torch is set to round fp32 before products. The setting belongs to the whole process, so we do not change it."""
     kind = "cuda" if device.type == "cuda" else "mkldnn"
     precision = getattr(getattr(getattr(torch.backends, kind), "matmul", None), "fp32_precision", "none")
     if precision not in ("none", "ieee") and _rounds(device, precision):
@@ -59,7 +59,7 @@ def _refuse_rounded_products(device: torch.device) -> None:
 @functools.cache
 def _rounds(device: torch.device, precision: str) -> bool:
     """Whether the setting of that name does anything on this device; on many it does not."""
-    # Which routine multiplies depends on the shapes: a plain product may be exact where one of many heads is rounded.
+    # The routine depends on the shapes: a plain product may be exact where a batched one is rounded.
     for shape in ((64, 64), (256, 256), (4, 40, 64), (1, 4, 40, 64), (2, 8, 256, 64)):
         ones = torch.full(shape, 1 + 2**-12, dtype=torch.float32, device=device)
         if float((ones @ ones.transpose(-1, -2)).min()) < shape[-1] * (1 + 2**-12):
@@ -67,7 +67,7 @@ def _rounds(device: torch.device, precision: str) -> bool:
     return False
 
 
-@torch.no_grad()  # sums are measured, not trained: a graph would keep every layer's queries alive
+@torch.no_grad()  # no gradients: a graph would keep every layer's queries in memory
 def received(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
@@ -85,8 +85,8 @@ def received(
     """Sums of attention received per key, by query set, and mass by span.
 
     The queries are the last of the keys' tokens. A second set must be a part of the first. `lse` is the forward's own log-sum-exp of each
-    query's scores (a learned sink in it), in fp32; without it one more pass computes it. Where both sets are one (an expanded tensor),
-    it is summed once.
+    query's scores (a learned sink in it), in fp32; without it one more pass computes it. Two equal sets (an expanded tensor) are summed
+    once.
     """
     score: dict[str, Any] = {"softcap": softcap, "sinks": sinks, "bias": bias}
     chosen = implementation(q, k, visible, sets, plain=softcap is None and bias is None)

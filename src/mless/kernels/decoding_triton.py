@@ -1,7 +1,7 @@
-"""What one decoding step does between its matrix products, in few kernels: attention over the filled cache, norms, rotations, gates.
+"""A decoding step between its matrix products, in few kernels: attention over the filled cache, norms, rotations, gates.
 
-A step of many small kernels is mostly waiting for their starts. Every row is computed by programs of its own in an order that its own
-length decides, without atomics: the same bits alone, among others and every time.
+A step of many small kernels mostly waits for kernel launches. Every row has its own programs, in an order that depends on its own length,
+without atomics. So its bits are the same alone, beside others and every time.
 """
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
@@ -20,12 +20,12 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-#: Slots of the cache that one program attends to; a row's parts are joined in their order.
+#: Cache slots per program; a row's parts are joined in order.
 _PART = 128
 
 
 def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> bool:
-    """Whether `attention` can serve: one token a row, one mask for all heads, sizes that are powers of two, few enough heads to share a key."""
+    """Whether `attention` can be used: one token per row, one mask for all heads, power-of-two sizes, and few query heads per key head."""
     most = 128 if q.dtype == torch.float32 else 256  # of what fits into a small GPU's shared memory
 
     def power(size: int) -> bool:
@@ -39,7 +39,7 @@ def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> bool:
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current device, which need not be the tensors'."""
+    """Triton launches on the current device, which may differ from the tensors'."""
 
     @functools.wraps(function)
     def on_its_device(first: Tensor, *others: Any) -> Any:
@@ -104,7 +104,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @_guarded
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Both turned, half against half: x · cos + (−x₂, x₁) · sin, for one token a row (rows × heads × 1 × dim)."""
+    """Rotary embedding of both: x · cos + (−x₂, x₁) · sin, for one token per row (rows × heads × 1 × dim)."""
     rows, heads, _, dim = q.shape
     kv_heads = k.shape[1]
     # As the model leaves them: heads side by side.
@@ -265,7 +265,7 @@ def _rotary_kernel(
     kind = turned_q.dtype.element_ty
     first = tl.load(source + i).to(tl.float32)
     second = tl.load(source + HALF + i).to(tl.float32)
-    # Products and sums are rounded one by one, as the model's own are.
+    # Round after each product and sum, as the model does.
     for half in tl.static_range(2):
         c = tl.load(cos + row * cos_r + half * HALF + i).to(tl.float32)
         s = tl.load(sin + row * sin_r + half * HALF + i).to(tl.float32)

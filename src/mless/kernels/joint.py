@@ -1,11 +1,11 @@
-"""Attention and what its keys receive of it, from one computation of the scores; for CPUs.
+"""Attention and the sums its keys receive, from one computation of the scores; for CPUs.
 
-On a CPU the scores are what costs: a second pass over them takes a sixth of a forward. So here the forward's own softmax is added up while
-it lies in the cache, a block of queries at a time with the keys that they see: one matmul makes the scores, 2^x the weights, a second
-matmul the output, and a product with the query sets the sums. It takes about as long as attention alone does.
+On a CPU scores are expensive: a second pass over them takes a sixth of a forward. So the forward's own softmax is summed while it is in the
+cache, one block of queries at a time: matmul → scores, 2^x → weights, matmul → output, product with the query sets → sums. It takes about
+as long as attention alone.
 
-Where a block begins, and by which operations it is computed, depends on its place in the prompt only: a prompt has the same bits alone and
-in any batch that is padded on the right.
+A block's start and operations depend only on its place in the prompt. So a prompt has the same bits alone and in any batch padded on the
+right.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from torch import Tensor
 
 from mless.kernels.signature import Intervals, Sums, mass_of
 
-#: Queries in a block, the heads of a key head counted together, so that a core's cache holds them with a thousand keys or two; and up to
-#: where blocks are smaller, which else would lie beyond the diagonal for the most part.
+#: Queries in a block, all heads of a key head together: with one or two thousand keys they fit a core's cache. Up to the second number
+#: blocks are smaller, because most of a large one would lie beyond the diagonal.
 _ROWS, _EARLY = 384, 512
-#: Early blocks of several key heads are computed together, as long as they have no more scores than that.
+#: Early blocks of several key heads are computed together, up to so many scores.
 _CELLS = 1 << 19
 #: Tokens of short prompts that are prepared together.
 _TOGETHER = 4096
-#: Where keys that no query of a block sees are left out: at multiples of that.
+#: Unseen keys of a block are skipped in multiples of this.
 _ALIGNED = 16
-#: Blocks, early and late ones apart, are dealt out among so many sums, which are added in their order at the end. It is part of what is computed.
-_DEALT = 4
+#: Blocks, early and late ones separately, go to so many partial sums, which are added in order at the end. It is part of what is computed.
+_PARTIAL_SUMS = 4
 #: More workers than that would wait for Python.
 _WORKERS = 16
-#: Numbers that a thread keeps of each kind from call to call.
+#: Numbers of each kind that a thread keeps between calls.
 _KEPT = 1 << 22
-#: A query's weights are 2^score as it is where they add up to no more than that, and to no less than its inverse; that leaves room for
-#: values as large and as small again. Elsewhere the largest score is subtracted first.
+#: A query's weights are 2^score without a shift where their sum lies between 1/_STEEP and _STEEP. That leaves room for values as large and
+#: as small. Elsewhere the largest score is subtracted first.
 _STEEP = 2.0**60
 _LOG2E = math.log2(math.e)
 #: Whatever a process has for defaults.
@@ -50,7 +50,7 @@ _KIND: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor, visible: Intervals) -> bool:
-    """On a CPU, for a whole prompt, where nobody wants gradients."""
+    """On a CPU, for a whole prompt, without gradients."""
     graded = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
     known = q.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return q.device.type == "cpu" and known and not graded and 0 < q.shape[2] == k.shape[2] == visible.keys
@@ -68,16 +68,16 @@ def attended(
     spans: Int[Tensor, "batch tokens"],
     n_spans: int,
 ) -> tuple[Float[Tensor, "batch tokens heads value_dim"], Sums]:
-    """Attention to what `visible` says of every query, in a set or not; and what `kernels.received` says of it."""
+    """Attention by `visible` for every query, in a set or not; and the result of `kernels.received`."""
     batch, heads, tokens, _ = q.shape
     # Two sets that are one tensor are summed once.
     apart = sets[:, :1] if sets.stride(1) == 0 else sets
     out = torch.empty(batch, tokens, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     sums = torch.empty(batch, apart.shape[1], heads, tokens, **_KIND)
     own = torch.empty(batch, heads, tokens, **_KIND)
-    # Of short prompts most of the time goes into beginning and ending, so those that see alike do that together.
+    # Short prompts spend most time on setup, so rows with the same mask are computed together.
     together = max(1, _TOGETHER // tokens) if visible.whole else 1
-    with torch.inference_mode():  # what is kept from call to call is used in that mode only
+    with torch.inference_mode():  # memory kept between calls is used in this mode only
         for first in range(0, batch, together):
             at = slice(first, first + together)
             prompts = _Prompts(q[at], k[at], v[at], scale, visible.on_host[first], apart[at], out[at])
@@ -89,7 +89,7 @@ def attended(
 
 
 class _Prompts:
-    """Rows of a batch whose queries see from the same places on, as far as the last block reaches. A lane is a key head of one row."""
+    """Rows of a batch whose queries have the same starts, up to the end of the last block. A lane is a key head of one row."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _Prompts:
         self.keys.mul_(scale * _LOG2E)
         self.members = torch.zeros(rows, sets.shape[1], end, **_KIND)
         self.members[..., : self.tokens] = sets
-        # Of each query: 2^score of itself and of everything that it sees, and the values weighed by that.
+        # Per query: 2^score of itself, Σ 2^score over what it sees, and the values weighted by it.
         self.own, self.total = (torch.empty(lanes, end, self.groups, **_KIND) for _ in range(2))
         self.weighed = _memory("weighed", lanes, end, self.groups, v.shape[-1])
         self.steep: Tensor | None = None
@@ -129,7 +129,7 @@ class _Prompts:
         if not (least > 1 / _STEEP and most < _STEEP):
             self.steep = ((self.total > 1 / _STEEP) & (self.total < _STEEP)).logical_not_()
             again = self.steep.flatten(1).any(-1).nonzero()[:, 0].tolist()
-            # Queries that are not steep get the bits that they had: nothing is subtracted from their scores.
+            # Queries that are not steep keep their bits: nothing is subtracted from their scores.
             sums[again] = self._added(again)[again]
         weighed = self.weighed.div_(self.total[..., None]).unflatten(0, (-1, self.kv_heads))
         self.out.copy_(weighed[:, :, : self.tokens].transpose(1, 2))
@@ -138,17 +138,17 @@ class _Prompts:
         return sums, own * self.members[:, -1:, : self.tokens]
 
     def _added(self, lanes: Sequence[int]) -> Float[Tensor, "lanes groups sets tokens"]:
-        """The sums of these lanes; others' are not to be read."""
+        """The sums of these lanes; those of other lanes are not valid."""
         early = [block for block in self.blocks if block[0] < _EARLY]
         shape = (len(self.keys), self.groups, self.members.shape[1])
         tasks: list[tuple[slice, list[tuple[int, int]], Tensor]] = []
         parts: list[Tensor] = []
-        # What takes longest comes first, so that all workers end at about the same time.
+        # The longest tasks first, so that all workers end at about the same time.
         for blocks in (self.blocks[len(early) :], early):
             chunks = dict.fromkeys(self._chunk(lane, blocks) for lane in lanes) if blocks else {}
-            for first in reversed(range(min(_DEALT, len(blocks)))):
+            for first in reversed(range(min(_PARTIAL_SUMS, len(blocks)))):
                 parts.append(torch.zeros(*shape, sum(blocks[-1]), **_KIND))
-                tasks += [(slice(*chunk), blocks[first::_DEALT], parts[-1]) for chunk in chunks]
+                tasks += [(slice(*chunk), blocks[first::_PARTIAL_SUMS], parts[-1]) for chunk in chunks]
 
         def add(task: tuple[slice, list[tuple[int, int]], Tensor]) -> Iterator[None]:
             chunk, blocks, part = task
@@ -199,7 +199,7 @@ class _Prompts:
             into.baddbmm_(sent[lane], p[lane].transpose(0, 1))
 
     def _hidden(self, begin: int, real: slice, rows: int) -> Bool[Tensor, "rows 1 keys"] | None:
-        """Of the keys from `begin` on, those that a window, a chunk or a document hides from these queries; None where it hides none."""
+        """Keys from `begin` on that a window, a chunk or a document hides from these queries; None where none is hidden."""
         starts = self.starts[real]
         if starts[-1] <= begin:
             return None
@@ -214,7 +214,7 @@ def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first = 0
     while first < tokens:
-        # Far on in a long prompt fewer, so that a worker's scores stay at 32 MB or so.
+        # Fewer late in a long prompt, so that a worker's scores stay near 32 MB.
         lanes = min(_ROWS, 2 * _KEPT // (first + 128))
         found.append((first, max(16, min(64 if first < _EARLY else 128, lanes // groups) // 16 * 16)))
         first += found[-1][1]
@@ -223,7 +223,7 @@ def _blocks(tokens: int, groups: int) -> list[tuple[int, int]]:
 
 @functools.cache
 def _later(rows: int) -> Float[Tensor, "rows 1 rows"]:
-    """Added to a block's last scores: those of what comes later count for nothing."""
+    """Added to a block's last scores: −∞ for later keys."""
     return torch.full((rows, rows), -math.inf, **_KIND).triu(1)[:, None]
 
 
@@ -231,7 +231,7 @@ _LOCAL = threading.local()
 
 
 def _memory(what: str, *shape: int) -> Float[Tensor, " ..."]:
-    """Memory of the thread's own that stays, unless it is much: new pages cost more than what is computed in them."""
+    """The thread's own reusable memory, unless it is large: new pages cost more than the computation."""
     size = math.prod(shape)
     held: Tensor | None = getattr(_LOCAL, what, None)
     if held is None or held.numel() < size:
@@ -242,7 +242,7 @@ def _memory(what: str, *shape: int) -> Float[Tensor, " ..."]:
 
 @functools.cache
 def _threads_are_their_own() -> bool:
-    """Whether each thread says for itself in how many its operations run; with other backends it is one number for all."""
+    """Whether each thread has its own number of threads for operations; in other backends it is global."""
     return "backend: OpenMP" in torch.__config__.parallel_info()
 
 
@@ -251,12 +251,15 @@ _MAKING = threading.Lock()
 
 
 def _useful(work: int) -> int:
-    """How many workers are of use for so many multiplications: they take turns at Python's lock, and more of them wait for each other longer."""
+    """How many workers help for so many multiplications: they share Python's lock, so more of them wait longer."""
     return max(2, math.isqrt(work >> 27))
 
 
 def _do(one: Callable[[Any], Iterator[None]], tasks: Sequence[Any], most: int) -> None:
-    """Every task, dealt out among as many threads as torch has, but not more than `most`. Where one fails, or Ctrl-C is pressed, all end at their next step."""
+    """Run every task, spread over as many threads as torch has, at most `most`.
+
+    Where one fails, or Ctrl-C is pressed, all end at their next step.
+    """
     left = deque(tasks)
     ended = threading.Event()
 
@@ -285,29 +288,29 @@ def _do(one: Callable[[Any], Iterator[None]], tasks: Sequence[Any], most: int) -
             each.result()
     except BaseException:
         ended.set()
-        # Whoever is still at work has memory of this thread's in hand, which nobody else is to use any more.
+        # Workers that still run use this thread's memory, so it must not be used again.
         _LOCAL.__dict__.clear()
         wait(working)
         raise
 
 
 def _begun(work: Callable[[], None], most: int) -> list[Future[None]]:
-    """`work` begun by as many threads as torch has; by none where it has one only, or where there can be no more of them."""
+    """Start `work` in as many threads as torch has; in none where it has only one, or where no more can start."""
     workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
     begun: list[Future[None]] = []
-    # One worker for a single task, too: operations in several threads may have other bits.
+    # A single task uses one worker too: operations in several threads may have other bits.
     while workers > 1 and len(begun) < min(workers, most) and (pool := _pool(workers)) is not None:
         try:
             begun.append(pool.submit(work))
         except RuntimeError:
-            # A thread that has another number of workers may have ended this pool. If not, no pool begins anything any more.
+            # Another thread with another number of workers may have closed this pool. If not, no pool begins anything any more.
             if _POOLS.get((os.getpid(), workers)) is pool:
                 break
     return begun
 
 
 def _pool(workers: int) -> ThreadPoolExecutor | None:
-    """Threads whose operations run in one thread each; None where there can be no more threads."""
+    """Threads whose operations run in one thread each; None where no more threads can start."""
     with _MAKING:
         key = (os.getpid(), workers)  # a process that was forked has none of its parent's threads
         if key not in _POOLS:
@@ -325,7 +328,7 @@ def _made(workers: int) -> ThreadPoolExecutor | None:
     ready = threading.Barrier(workers + 1, timeout=60)
 
     def alone() -> None:
-        # A thread that has not asked for the number takes what was last set anywhere.
+        # A thread that has never read the number takes the last one set anywhere.
         torch.set_num_threads(1)
         torch.get_num_threads()
         ready.wait()

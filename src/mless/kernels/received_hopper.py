@@ -1,13 +1,12 @@
 """Received attention on Hopper GPUs, written with the chip's own instructions: tiles come by TMA, scores by asynchronous wgmma.
 
-The sum needs one exponential per score and one multiplication of matrices, which on this chip take about as long as each other. So several
-warp groups work on a multiprocessor, and while one takes exponentials the tensor cores multiply for another. Scores are held as queries ×
-keys, so that a query's log-sum-exp is two numbers of a thread and a key's sum is added up inside a thread; threads meet at the end only.
+The sum needs one exponential per score and one matrix product, which take about equally long on this chip. So several warp groups work on a
+multiprocessor, and while one takes exponentials the tensor cores multiply for another. Scores are held as queries × keys. So a query's
+log-sum-exp is two numbers per thread, a key's sum is added inside a thread, and threads exchange data only at the end.
 
-Two arrangements, the same additions in the same order and so the same bits: short prompts have programs of one warp group, three of
-which fit on a multiprocessor; for long ones three warp groups with a block of keys each share the tiles of queries that a fourth fetches,
-and take turns at the tensor cores.
-benchmarks/tried.md says what each try gave.
+There are two arrangements, with the same additions in the same order and so the same bits. Short prompts: programs of one warp group, three
+per multiprocessor. Long prompts: three warp groups, each with a block of keys, share the query tiles that a fourth fetches, and take turns
+at the tensor cores. Results of each attempt are in benchmarks/tried.md.
 """
 
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -27,27 +26,27 @@ try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-except ImportError:  # an older Triton, or one that has moved what is experimental here
+except ImportError:  # an older Triton, or one whose experimental parts have moved
     gluon = None
 
 _LOG2E = 1.4426950408889634
 _C_LOG2E = tl.constexpr(_LOG2E)
-#: Queries in a tile, and by head size the keys of a warp group and the tiles that are fetched ahead.
+#: Queries in a tile; by head size, the keys of a warp group and the tiles fetched ahead.
 _BM = 64
 _SHAPES = {64: (128, 4), 128: (128, 3), 256: (64, 2)}
-#: From how many keys on sharing the tiles among three warp groups is quicker, for which head sizes it fits, and with how many tiles ahead.
+#: From how many keys on three warp groups with shared tiles are quicker; by head size, the tiles fetched ahead.
 _LONG = 16384
 _SHARED = {64: 6, 128: 4}
 #: Places past the last query that a tile may reach.
 _PAST = 128
-#: Heads that long prompts take side by side: few, whose queries stay in the cache together.
+#: Heads side by side in long prompts: few, so that their queries stay in the cache.
 _SIDE = 2
-#: The last heads are taken all together, so that the programs that end the work are small ones.
+#: The last heads are taken together, so that the last programs are small.
 _LAST = 8
 
 
 def fits(q: Tensor, k: Tensor) -> bool:
-    """Whether these kernels can serve: a Hopper GPU, 16-bit floats, a head size they know, a Triton that can write them."""
+    """Whether these kernels can run: a Hopper GPU, 16-bit floats, a known head size, a Triton that compiles them."""
     return (
         gluon is not None
         and q.is_cuda
@@ -61,12 +60,12 @@ def fits(q: Tensor, k: Tensor) -> bool:
 def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of each set, and each key's own share of its own attention in the last; causal, no key hidden.
 
-    `end`: the place after each row's last member. There is nothing to add behind it.
+    `end`: the place after each row's last member. Nothing is added after it.
     """
     batch, heads, queries, dim = q.shape
     keys, n_sets = k.shape[2], members.shape[1]
     out = torch.empty(batch, n_sets, heads, keys, device=q.device)
-    own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are no query of this call stay 0
+    own = torch.zeros(batch, heads, keys, device=q.device)  # keys that are not queries of this call stay 0
     level = torch.empty(batch, heads, queries + _PAST, device=q.device)
     weights = torch.empty(batch, queries + _PAST, device=q.device)
     _prepare[(batch * heads, triton.cdiv(queries + _PAST, 1024))](
@@ -76,7 +75,7 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: 
     bn, buffers = (128, _SHARED[dim]) if long else _SHAPES[dim]
     q_desc, q_at = _described(q, _BM)
     k_desc, k_at = _described(k, bn)
-    # Programs start in the order of their numbers: heads side by side, and of each the first keys first, which have the most to add.
+    # Programs start in the order of their numbers: heads side by side, and the first keys first, because they have the most work.
     pairs = batch * heads
     early = max(0, pairs - _LAST) // _SIDE * _SIDE if long else 0
     numbers = (scale * _LOG2E, queries, keys, heads, heads // k.shape[1], _SIDE, early, pairs, *q_at, *k_at)
@@ -92,7 +91,7 @@ def sums(q: Tensor, k: Tensor, scale: float, members: Tensor, end: Tensor, lse: 
 
 
 def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
-    """A table of rows for TMA, and how many rows a batch row and a head are apart, and how many columns a head is."""
+    """A TMA descriptor of rows, the distance in rows between batch rows and between heads, and the columns of a head."""
     batch, heads, tokens, dim = x.shape
     layout = gl.NVMMASharedLayout.get_default_for([rows, dim], gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16)
     turned = x.transpose(1, 2)
@@ -111,7 +110,7 @@ def _described(x: Tensor, rows: int) -> tuple[object, tuple[int, int, int]]:
 def _prepare(lse, members, level, weights, HEADS, QUERIES, SETS: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr):
     """By query what the kernels read: its log-sum-exp in base 2, negative, and its weight in the second set.
 
-    A query that is no member, or lies past the last, has minus infinity, so that nothing is left of its shares.
+    A query outside the set, or past the last, has −∞, so that its shares are 0.
     """
     pair = tl.program_id(0).to(tl.int64)
     b, h = pair // HEADS, pair % HEADS
@@ -130,14 +129,14 @@ if gluon is not None:
 
     @gluon.jit
     def _exp2(x):
-        # With .ftz: without it every value is scaled and scaled back for numbers too small to matter here.
+        # With .ftz: otherwise every value is scaled and scaled back for numbers too small to matter.
         return gl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
         )
 
     @gluon.jit
     def _fold(p, BM: gl.constexpr, BN: gl.constexpr):
-        """The sum over the two rows that a thread holds of a tile, which moves nothing between threads."""
+        """The sum over a thread's two rows of a tile; no exchange between threads."""
         return gl.sum(gl.reshape(p, (BM // 16, 2, 8, BN)), axis=1)
 
     @gluon.jit
@@ -158,7 +157,7 @@ if gluon is not None:
     def _diagonal(
         s, level, second, places, keys, own, count, a, b, c, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr
     ):
-        """A tile with scores on both sides of the diagonal; what lies on it is stored, weighted as the last set is.
+        """A tile with scores on both sides of the diagonal. The diagonal is stored, with the weights of the last set.
 
         Places and keys are counted from the first key, of which there are `count`.
         """
@@ -317,7 +316,7 @@ if gluon is not None:
         level, second = _levels(levels, weights, rows, SETS)
         slot = t % NBUF
         mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
-        # Two products at once would each take twice as long, and then all groups take exponentials while the tensor cores rest.
+        # Two products at once would each take twice as long; then all groups compute exponentials while the tensor cores wait.
         if IN_TURN:
             # The first group's first turn needs nobody before it.
             mbarrier.wait(turns.index(WHICH), (turn & 1) ^ (WHICH == 0))
@@ -334,8 +333,8 @@ if gluon is not None:
         WHICH: gl.constexpr, SETS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, NBUF: gl.constexpr,
     ):  # fmt: skip
         mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-        # Each begins with the tile of its own first key: the same additions as in the short arrangement, unless a cache's length is no multiple
-        # of a tile.
+        # Each starts with the tile of its own first key, so the additions equal those of the short arrangement. Not where a cache's length
+        # is no multiple of a tile.
         before = gl.maximum(WHICH * BN - ahead, 0) // BM
         diagonal = gl.cdiv(gl.maximum((WHICH + 1) * BN - ahead, 0), BM)
         places = WHICH * BN + gl.arange(0, BN, gl.SliceLayout(0, mma))
@@ -351,7 +350,7 @@ if gluon is not None:
                 t, q_tiles, turned, ready, free, turns, 0, levels, weights, WHICH, False, SETS, BM, BN, NBUF
             )
             a, b = _diagonal(s, level, second, ahead + rows, places, own, count, a, b, c, SETS, BM, BN)
-        # In turns from where on all three have whole tiles.
+        # They take turns once all three have whole tiles.
         common = gl.cdiv(gl.maximum(3 * BN - ahead, 0), BM)
         for t in range(diagonal, gl.minimum(common, tiles)):
             s, level, second, _ = _scored(
@@ -399,7 +398,7 @@ if gluon is not None:
         weights += b * (queries + PAST) + begin
         own += (b * heads + h) * keys + first
         count = keys - first
-        # Registers: the launch gives every thread 128; the fetching warps give most of theirs back to those that add.
+        # Registers: every thread starts with 128; the fetching warps give most of theirs to the adding ones.
         gl.warp_specialize(
             [
                 (_add, (q_tiles, k_tiles, totals, ready, free, turns, k_ready, levels, weights, own, tiles, ahead, count, c, 0, SETS, BM, BN, NBUF)),

@@ -1,8 +1,8 @@
 """Received attention in Triton, for every mask that is made of intervals, every head size and every score transformation.
 
-One program is a block of keys of one head; it walks over the later queries, computes their scores anew, and sums exp(score − lse). No
-T × T matrix, no atomics: a key's sum is added up by one program in the order of queries, so its bits depend on nothing but its own row.
-Where nothing but a scale is done to the scores and no key is hidden, `received_hopper` does the same with the GPU's own instructions.
+One program is a block of keys of one head. It goes through the later queries, computes their scores again, and sums exp(score − lse). No T
+× T matrix, no atomics: one program adds a key's sum in the order of queries, so its bits depend on its own row only. Where scores are only
+scaled and no key is hidden, `received_hopper` does the same with the GPU's own instructions.
 """
 
 # pyright: basic, reportCallIssue=false
@@ -21,7 +21,7 @@ from mless.kernels.signature import Intervals, Sums
 
 _LOG2E = 1.4426950408889634
 _C_LOG2E = tl.constexpr(_LOG2E)
-#: Nothing is compiled in for a length's being a multiple of 16: values would lie otherwise over the threads, and be added in another order.
+#: Lengths are not specialised for multiples of 16: the values would be spread over threads differently and added in another order.
 _LENGTHS = ["HEADS", "QUERIES", "KEYS"]
 #: Keys that one program adds up for the mass, and how many of them together.
 _STRETCH, _TOGETHER = 4096, 512
@@ -75,7 +75,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 class _Score:
-    """What makes a score of a query and a key, as arguments of the kernels."""
+    """How a score is made from a query and a key, as arguments of the kernels."""
 
     def __init__(self, q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None) -> None:
         dim = q.shape[-1]
@@ -147,8 +147,8 @@ def _mass(
 ) -> Tensor:
     """Where the last set's attention goes: what each span's keys received, their own shares included.
 
-    In kernels of its own, because a reduction of PyTorch's adds in another order when the batch is another: stretches of keys, then their
-    sums, one stretch after the other.
+    In separate kernels, because PyTorch's reductions add in another order for another batch. First stretches of keys, then their sums, one
+    after the other.
     """
     batch, n_sets, heads, keys = sums.shape
     stretches, width = -(-keys // _STRETCH), 1 << n_spans.bit_length()
@@ -175,7 +175,7 @@ def _part(base, rows, stride, there, begin, WIDTH: tl.constexpr, DIM: tl.constex
 
 @triton.jit
 def _tanh(x):
-    """Right to a few parts in 10⁷ everywhere: a series near zero, where the quotient of exponentials would lose its digits."""
+    """tanh, right to a few parts in 10⁷: near zero by a series, where the quotient of exponentials would lose digits."""
     size = tl.abs(x)
     e = tl.exp2(size * (-2 * _C_LOG2E))
     far = (1 - e) / (1 + e)
@@ -314,7 +314,7 @@ def _lse_kernel(
         seen = (keys[None, :] >= start[:, None]) & (keys[None, :] <= place[:, None])
         s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, axis=1))
-        # A row that has seen nothing yet: minus infinity less itself would be no number.
+        # A row that has seen nothing yet: −∞ − (−∞) would be NaN.
         known = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp2(top - known) + tl.sum(tl.exp2(s - known[:, None]), axis=1)
         top = higher

@@ -1,7 +1,7 @@
-"""ARM for tokens one by one, on a GPU: act, exact selection, replacement and times-up of a token's units in one program.
+"""ARM token by token on a GPU: activation, exact selection, replacement and the product with `up` in one program.
 
-The statistics are order statistics of 16-bit floats, so their bits are ranks: each is found by counting how many values lie at or below a
-probe, and halving what is left. No sort, no histogram, no atomics, no host sync: the same bits every time, in a captured graph too.
+The statistics are order statistics of 16-bit floats, whose bits sort like the values. Each is found by bisection: count the values at or
+below a probe, and halve the range. No sort, histogram, atomics or host sync: the same bits every time, also in a captured graph.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ACTS: tuple[Act, ...] = ("none", "silu", "gelu", "gelu_tanh")
 _MOST_UNITS = 32766
 
 
-#: It exists for Linux only. Settled on import: a compiler that looks into `fits` cannot look into a search for files.
+#: It exists for Linux only. Decided on import: a compiler that traces `fits` cannot trace a search for files.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def fits(activations: Tensor) -> bool:
-    """Whether the kernel can serve: bfloat16 on a CUDA device (or anywhere, under Triton's interpreter), an even number of units."""
+    """Whether the kernel can run: bfloat16 on a CUDA device (or anywhere, under Triton's interpreter), an even number of units."""
     if activations.dtype != torch.bfloat16 or activations.requires_grad or activations.shape[-1] % 2:
         return False
     if not activations.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
@@ -79,7 +79,7 @@ def rows(
             f"the kernel redistributes token by token and has rules of its own only; it has none for scope {settings.scope!r} and rule "
             f"{settings.rule!r}: use redistribute, which chooses"
         )
-    # Compiled code takes the operator as it is and does not look inside; without a compiler its bookkeeping would cost more than the kernel.
+    # Compiled code uses the operator without tracing into it. Without a compiler its overhead would cost more than the kernel.
     run = _rows if torch.compiler.is_compiling() else _launched
     return run(
         values, up, positions, seeds, settings.seed, factor, least, most, settings.p1, rule.kernel == "add", _ACTS.index(act)
@@ -87,7 +87,7 @@ def rows(
 
 
 def _bounds(settings: ArmSettings, units: int) -> tuple[float, int, int]:
-    """What epsilon is of the median deviation (−1 where the share is given), and how few and how many units may be chosen."""
+    """epsilon / median deviation (−1 where the share is given), and the least and most units to choose."""
     if settings.fraction is not None:
         k = max(1, round(settings.fraction * units))
         return -1.0, k, k

@@ -1,7 +1,7 @@
 """The kernel behind `redistributing`, in Triton. One program is one token; its units stay in registers from the first count to the last.
 
-A bf16 magnitude is 15 bits whose order is that of the values, so two of them share a 32-bit word and are compared with a probe in one
-subtraction: in ``(probe | 0x8000) − key`` the highest bit stays where the key is not above the probe. What a rank is, counts alone decide.
+A bf16 magnitude is 15 bits that sort like the values. So two of them share a 32-bit word and are compared with a probe in one subtraction:
+in ``(probe | 0x8000) − key`` the highest bit stays where the key is not above the probe. Ranks follow from counts alone.
 """
 
 # pyright: basic
@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Both magnitudes of a word, both sign bits, and the largest key there is: what stands where there is no unit.
+#: Masks of both magnitudes and of both sign bits of a word; and the largest key, which fills places without a unit.
 _BOTH = tl.constexpr(0x7FFF7FFF)
 _ONES = tl.constexpr(0x00010001)
 _LARGEST = tl.constexpr(0x7FFF)
-#: The key of infinity. No probe lies above it: as bf16 that would be no number, and nothing compares with it.
+#: The key of infinity. No probe lies above it: as bf16 that would be NaN, which never compares.
 _INFINITY = tl.constexpr(0x7F80)
 
 
@@ -45,8 +45,8 @@ def launch(
 ) -> None:
     rows, tokens, units = values.shape
     plan = _planned(values.device, units, seed, factor, least, most, p1, add, act)
-    # Triton's own look-up of a compiled kernel takes longer than a small MLP, so a kernel is kept by what it was compiled for: what is there,
-    # its type, and whether it begins at a multiple of 16 bytes.
+    # Triton's look-up of a compiled kernel takes longer than a small MLP. So a kernel is kept by what it was compiled for: which arguments
+    # are given, their types, and whether they start at a multiple of 16 bytes.
     known = (
         values.data_ptr() % 16 | out.data_ptr() % 16,
         None if up is None else up.data_ptr() % 16,
@@ -55,7 +55,7 @@ def launch(
     )
     kernel = plan.compiled.get(known)
     grid = (rows * tokens, 1, 1)
-    # Triton launches on the current device, which need not be the tensors'.
+    # Triton launches on the current device, which may differ from the tensors'.
     elsewhere = values.is_cuda and values.get_device() != torch.cuda.current_device()
     with torch.cuda.device(values.device) if elsewhere else _HERE:
         if kernel is not None:
@@ -102,7 +102,7 @@ def _planned(
 
 @functools.cache
 def _compiled_for(device: torch.device, constants: tuple[Any, ...]) -> dict[tuple[Any, ...], Any]:
-    """Kernels that differ in numbers alone are one."""
+    """Kernels that differ only in numbers are the same."""
     return {}
 
 
@@ -169,7 +169,7 @@ def _sum_of_pairs(a, b):
 
 @triton.jit
 def _by_thread(x):
-    """Lines × columns as lines × threads × what of a line a thread holds, so that sums over the first and the last need no exchange."""
+    """Lines × columns as lines × threads × a thread's part of a line, so that sums over the first and last axis need no exchange."""
     return tl.reshape(x, (x.shape[0], x.shape[1] // 4, 4))
 
 
@@ -213,9 +213,9 @@ def _count(
 
 @triton.jit
 def _halved(rank, count, lo, hi, probe, upper):
-    """The half of (lo, hi] that holds the rank, and the next probe: `upper` after a first one that was not too high, the middle else.
+    """The half of (lo, hi] that holds the rank, and the next probe: `upper` after a first probe that was not too high, else the middle.
 
-    There is no more `upper` then. Little happens here on purpose: it is what every thread waits for between two counts.
+    There is no more `upper` then. Kept short, because every thread waits for it between two counts.
     """
     left = rank < count
     hi = tl.where(left, probe, hi)
@@ -228,9 +228,9 @@ def _halved(rank, count, lo, hi, probe, upper):
 def _select(
     x0, x1, rank, lo, hi, guess, width, median, WHAT: tl.constexpr, SECOND: tl.constexpr, PACKED: tl.constexpr, BY_HAND: tl.constexpr
 ):  # fmt: skip
-    """The key of that rank (from 0) among x0 and x1, which lies in (lo, hi]: probably within `width` of the guess, and then by halves.
+    """The key of that rank (from 0) among x0 and x1, in (lo, hi]. The first probes are `width` around the guess; then bisection.
 
-    By halves and not by interpolation, which needs fewer counts: what takes the time is what has to happen between two of them.
+    Bisection, not interpolation: that needs fewer counts, but more work between two counts, which takes the time.
     """
     probe = tl.maximum(tl.minimum(guess - width, hi - 1), lo + 1)
     upper = tl.cast(guess + width, tl.int32)
@@ -245,7 +245,10 @@ def _select(
 def _select_two(
     x0, x1, rank, guess, width, place, guess_place, width_place, keys, SECOND: tl.constexpr, PACKED: tl.constexpr, BY_HAND: tl.constexpr
 ):  # fmt: skip
-    """The magnitude of a rank and the signed value of another at once, and how many values are not above the latter: half as many waits."""
+    """The magnitude of one rank and the signed value of another, searched together.
+
+    Also how many values are not above the latter. Together, because that halves the waits.
+    """
     lo = tl.cast(-1, tl.int32)
     hi = tl.cast(_INFINITY, tl.int32)
     low, high = lo, hi
@@ -255,7 +258,7 @@ def _select_two(
     signed, upper_signed = tl.maximum(guess_place - width_place, 0), tl.cast(guess_place + width_place, tl.int32)
     probe, signed = tl.minimum(probe, hi - 1), tl.minimum(signed, hi - 1)
     while (hi - lo > 1) | (high - low > 1):
-        # A search that is done goes on with a probe at its end, which moves nothing.
+        # A finished search continues with a probe at its end, which changes nothing.
         found = _count(x0, x1, probe, zero, _MAGNITUDE, SECOND, PACKED, BY_HAND)
         both = tl.sum(found + (_count(x0, x1, signed, zero, _SIGNED, SECOND, PACKED, BY_HAND) << 16), axis=0)
         second = (both >> 16) & 0xFFFF
@@ -287,7 +290,7 @@ def _high(x):
 
 @triton.jit
 def _bits(value, BY_HAND: tl.constexpr):
-    """A float rounded to bf16, to the nearest and of two to the even one, as 16 bits of a word. By hand where the interpreter would cut it off."""
+    """A float rounded to bf16 (nearest, ties to even), as 16 bits of a word. By hand under the interpreter, which would truncate."""
     if BY_HAND:
         whole = value.to(tl.int32, bitcast=True)
         return ((whole + 0x7FFF + ((whole >> 16) & 1)) >> 16) & 0xFFFF
@@ -305,7 +308,7 @@ def _pack(low, high, PACKED: tl.constexpr, BY_HAND: tl.constexpr):
 
 @triton.jit
 def _times(a, b, PACKED: tl.constexpr, BY_HAND: tl.constexpr):
-    """The products of two words' halves. Of two bf16 a product is exact in float32, so it is rounded once either way."""
+    """The products of two words' halves. The product of two bf16 is exact in float32, so it is rounded once either way."""
     if PACKED:
         return tl.inline_asm_elementwise(
             "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
@@ -394,7 +397,7 @@ def _new(old, sixteen, unit, last, top, bottom, ADD: tl.constexpr):
     return tl.where(chosen, new, old)
 
 
-# No number is compiled in for being 1 or a multiple of 16: the compiled kernel is called again with others.
+# Numbers are not specialised for 1 or multiples of 16, because the compiled kernel is reused with others.
 @triton.jit(do_not_specialize=["tokens", "seed_low", "seed_high", "least", "most", "place", "far"])
 def _kernel(
     values, up, positions, seeds, out, tokens, seed_low, seed_high, factor, least, most, place, between, far,
@@ -414,7 +417,7 @@ def _kernel(
         t1 = o1 < WORDS
         x1 = _words(values, o1, t1, ACT, PACKED, BY_HAND)
 
-    # The mean size is a hint and decides nothing, so every other unit will do; the least value is |min a|.
+    # The mean size is only a hint, so every second unit is enough; the least value is |min a|.
     size = tl.sum(tl.where(t0, tl.abs(_high(x0)), 0.0), axis=0)
     least_value = tl.min(tl.where(t0, tl.minimum(_low(x0), _high(x0)), 0.0), axis=0)
     if SECOND > 0:
@@ -452,15 +455,15 @@ def _kernel(
                 count = tl.sum(_count(x0, x1, tl.maximum(edge, 0), zero, _MAGNITUDE, SECOND, PACKED, BY_HAND), axis=0)
                 count = tl.where(edge < 0, 0, count)
                 k = tl.minimum(tl.maximum(count, least), most)
-                # Where the share is within its bounds, what is chosen is what lies below epsilon, and nothing is to be found.
+                # Where the share is within its bounds, the units below epsilon are chosen, and no search is needed.
                 free = k == count
                 lo = tl.where(count > k, -1, edge)
                 hi = tl.where(free, edge + 1, tl.where(count > k, edge, _INFINITY))
-                # Near zero values lie evenly, so the k-th stands to the median as k to a half.
+                # Near zero values are spread evenly, so k-th / median ≈ k / half.
                 guess = _key(_float(median) * (2.0 * k / N))
                 centre = zero
 
-    # Of equals the first: the unit up to which they are taken. What lies below epsilon has all of them.
+    # Ties: the first units are taken, up to this one. What lies below epsilon has all of them.
     last_tie = tl.cast(-1, tl.int32)
     if free == 0:
         below = tl.sum(_count(x0, x1, tl.maximum(threshold - 1, 0), zero, _MAGNITUDE, SECOND, PACKED, BY_HAND), axis=0)
@@ -469,7 +472,7 @@ def _kernel(
         i1 = i0
         if SECOND > 0:
             i1 = _tied(x1, o1, threshold)
-        # Every tie counts as below its number or not, so the last of all is found where all are taken.
+        # Where all ties are taken, this finds the last one.
         last_tie = _select(
             i0, i1, ties - 1, last_tie, tl.cast(N, tl.int32), N // 4, N // 4, zero, _PLAIN, SECOND, PACKED, BY_HAND
         )
@@ -509,7 +512,7 @@ def _kernel(
         factors = up + token * WORDS
     out += token * WORDS
     last = (threshold << 15) + last_tie
-    # Read once more, line by line: so little code that it stays in the instruction cache, which is worth more than the second reading costs.
+    # Read again, line by line: the code is so short that it stays in the instruction cache, which saves more than reading costs.
     line = tl.arange(0, COLUMNS)
     for at in range(0, WORDS, COLUMNS):
         offsets = at + line

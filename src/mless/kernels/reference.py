@@ -1,4 +1,4 @@
-"""The truth: every attention matrix materialised, in double precision, straight from the definition. Slow and large on purpose."""
+"""The reference: every attention matrix in double precision, straight from the definition. Slow and large on purpose."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def probabilities(
     if sinks is not None:
         sink = sinks.double()[None, :, None, None].expand_as(sink)
     full = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)
-    # A query that sees nothing (padding) has no distribution at all: 0, so that it can be left out of any sum.
+    # A query that sees nothing (padding) has no distribution: 0, so that it adds nothing to any sum.
     full = torch.where(mask.any(-1, keepdim=True), full, torch.zeros_like(full))
     return full[..., :-1], full[..., -1]
 
@@ -51,7 +51,7 @@ def received(
     bias: Float[Tensor, "#batch #heads queries keys"] | None = None,
     lse: Float[Tensor, "batch heads queries"] | None = None,
 ) -> Sums:
-    """`lse` is what others may use and the truth does not."""
+    """`lse` is not used here; other implementations may use it."""
     p, sink = probabilities(q, k, scale=scale, visible=visible, softcap=softcap, sinks=sinks, bias=bias)
     n_queries, n_keys = p.shape[-2:]
     offset = n_keys - n_queries  # with a cache the queries are the last tokens

@@ -1,7 +1,7 @@
-"""The next token of every row: temperature, the k highest, the likeliest p, and a draw by the inverse of the distribution.
+"""The next token of every row: temperature, top-k, top-p, and a draw by the inverse distribution function.
 
-As transformers' warpers cut, in the order in which its `generate` applies them, but for one thing that they leave to a sort: of equals at
-the cut of p the later ones stay.
+The same cuts as transformers' `generate`, in the same order. One thing is fixed here that they leave to a sort: of equal tokens at the cut
+of p the later ones stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mless.kernels.choosing import triton_serves
 
-#: So close to the cut of p a sum counts as on it, where rounding would else decide: ten equals and p = 0.9 leave nine.
+#: A sum within this distance of the cut of p counts as on it; otherwise rounding would decide. Ten equal tokens and p = 0.9 leave nine.
 CLOSE = 1e-6
 
 
@@ -24,12 +24,15 @@ def drawn(
     top_k: int = 0,
     top_p: float = 1.0,
 ) -> Int[Tensor, " rows"]:
-    """A token for each row, by its own number from [0, 1) in `draws`; a `top_k` of 0 takes all. A row's token does not depend on the others."""
+    """A token for each row, by its number in [0, 1) from `draws`.
+
+    A `top_k` of 0 takes all. A row's token does not depend on the other rows.
+    """
     if triton_serves(logits):
         from mless.kernels import sampling_triton
 
         return sampling_triton.drawn(logits, draws, temperature, top_k, top_p, close=CLOSE)
-    # From the highest on, which stays finite at any temperature.
+    # Relative to the highest score, so that it stays finite at any temperature.
     scores = logits.float()
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature
     if top_k and top_k < scores.shape[-1]:

@@ -1,9 +1,9 @@
-"""The next token of every row in one kernel or two: temperature, the k highest, the likeliest p, and a draw by the inverse of the distribution.
+"""The next token of every row in one or two kernels: temperature, top-k, top-p, and a draw by the inverse distribution function.
 
-transformers' warpers sort the whole vocabulary for every row; here a row's program finds where the cuts lie, two bits of the score a
-time, and never sorts. Which tokens stay is theirs: all that are as high as the k-th, and of those the likeliest, of equals at the cut the
-later ones. Where few are to stay, a part of the vocabulary each is first looked through by many programs for what could be among them, and
-the row's program looks at what they name only. Nothing is shared between rows, so a row's token does not depend on the others.
+transformers sorts the whole vocabulary for every row. Here a row's program finds the cuts without sorting, two bits of the score at a time.
+The same tokens stay: all as high as the k-th, of those the likeliest, and of equal ones at the cut the later ones. For a small k, many
+programs first search a part of the vocabulary each for candidates, and the row's program looks only at these. Nothing is shared between
+rows, so a row's token does not depend on the others.
 """
 
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportAssignmentType=false
@@ -20,16 +20,16 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2E = 1.4426950408889634
-#: A temperature's inverse that is still a float: the highest token weighs 1 then, and all others nothing.
-_WARMEST = 1e30
+#: Largest inverse temperature that is still a float: the highest token then has weight 1, all others 0.
+_LARGEST_INVERSE = 1e30
 #: Scores that a program looks at together.
 _BLOCK = 4096
-#: Blocks that are on their way at a time: a program alone on its multiprocessor would else wait for every one of them.
+#: Blocks loaded ahead: a program alone on its multiprocessor would otherwise wait for each of them.
 _STAGES = 4
-#: Of how many tokens a program names those that could be among the k highest, and of how many at most.
+#: Tokens of a part, and the most candidates for the k highest that a part may name.
 _PART = 8192
 _NAMED = 1024
-#: By dtype the bits in which two scores can differ once they are floats of 32 bits, but for the sign, and how many pairs of bits those are.
+#: By dtype: the bits, without the sign, in which two scores can differ as 32-bit floats, and the number of bit pairs.
 _BITS = {torch.bfloat16: (0x7FFF0000, 8), torch.float16: (0x7FFFE000, 10), torch.float32: (0x7FFFFFFF, 16)}
 
 
@@ -45,7 +45,7 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
     bits = {"FLIP": flip, "PAIRS": pairs}
     out = torch.empty(rows, dtype=torch.long, device=logits.device)
     parts = triton.cdiv(size, _PART)
-    # Twice as many as are asked for: equals of the last are named, too.
+    # Twice as many as needed, because ties with the last are named too.
     named = 2 * triton.next_power_of_2(max(1, top_k))
     in_parts = top_k > 0 and named <= _NAMED and parts * named < size // 2
     with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
@@ -60,7 +60,7 @@ def drawn(logits: Tensor, draws: Tensor, temperature: float, top_k: int, top_p: 
             )  # fmt: skip
         _drawn_kernel[(rows,)](
             logits, values, places, counts, draws.contiguous(), out, size, logits.stride(0),
-            min(_LOG2E / temperature, _WARMEST), top_k, 1 - top_p + close, parts,
+            min(_LOG2E / temperature, _LARGEST_INVERSE), top_k, 1 - top_p + close, parts,
             IN_PARTS=in_parts, NAMED=named, MANY=triton.next_power_of_2(parts),
             CUT_K=0 < top_k < size, CUT_P=top_p < 1, BLOCK=_BLOCK, STAGES=_STAGES, **bits, num_warps=16,
         )  # fmt: skip
@@ -75,14 +75,14 @@ def _scores(logits, at, size):
 
 @triton.jit
 def _ordered(x, FLIP: tl.constexpr):
-    """Whole numbers in the order of the scores."""
+    """Integers that sort like the scores."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & FLIP)
 
 
 @triton.jit
 def _raised(lowest, unit, one, two, three, top_k):
-    """The k-th highest with two bits more, from how many reach the next three numbers."""
+    """The k-th highest with two more bits, from the counts that reach the next three numbers."""
     digit = (tl.sum(one, axis=0) >= top_k).to(tl.int32) + (tl.sum(two, axis=0) >= top_k).to(tl.int32)
     return lowest + unit * (digit + (tl.sum(three, axis=0) >= top_k).to(tl.int32))
 
@@ -92,10 +92,10 @@ def _named_kernel(
     logits, values, places, counts, size, row_stride, top_k,
     FLIP: tl.constexpr, PAIRS: tl.constexpr, NAMED: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Of a part of a row's vocabulary the scores that reach its own k-th highest, in order, and where they stand.
+    """For a part of a row's vocabulary: the scores that reach its own k-th highest, in order, and their places.
 
-    What is among the k highest of all is among them. There is room for NAMED of them, of which the rest is filled with minus infinity;
-    `counts` says where there was too little room.
+    They include all of the k highest that lie in this part. There is room for NAMED of them, filled up with −∞; `counts` shows where that
+    was too little.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -118,22 +118,22 @@ def _named_kernel(
     tl.store(places + slot + place, at, mask=kept)
     lane = tl.arange(0, NAMED)
     tl.store(values + slot + lane, tl.full((NAMED,), float("-inf"), tl.float32), mask=lane >= count)
-    # Where nothing weighs anything (all hidden, or no numbers) one of these is taken after all, and must be a token.
+    # Where all weights are 0 (all hidden, or NaN) one of these is still taken, so it must be a token.
     tl.store(places + slot + lane, tl.zeros((NAMED,), tl.int32), mask=lane >= count)
     tl.store(counts + row * tl.num_programs(1) + part, count)
 
 
 @triton.jit
-def _shares(x, key, top, lowest, warmth):
-    """What a token weighs, the highest 1; nothing where it is cut off."""
-    return tl.where(key >= lowest, tl.exp2((x - top) * warmth), 0.0)
+def _shares(x, key, top, lowest, inverse):
+    """A token's weight: 1 for the highest, 0 where it is cut off."""
+    return tl.where(key >= lowest, tl.exp2((x - top) * inverse), 0.0)
 
 
 @triton.jit
-def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr, FLIP: tl.constexpr):
-    """What the tokens of a block weigh that stay, of those at the cut all but the first ones; and how many stood there up to now."""
+def _staying(x, top, cut, inverse, gone, equals, CUT_P: tl.constexpr, FLIP: tl.constexpr):
+    """Weights of the tokens of a block that stay (at the cut, all but the first ones), and how many were at the cut so far."""
     key = _ordered(x, FLIP)
-    share = _shares(x, key, top, cut, warmth)
+    share = _shares(x, key, top, cut, inverse)
     if CUT_P:
         met = (key == cut).to(tl.int32)
         share = tl.where((met > 0) & (equals + tl.cumsum(met, axis=0) <= gone), 0.0, share)
@@ -141,16 +141,16 @@ def _staying(x, top, cut, warmth, gone, equals, CUT_P: tl.constexpr, FLIP: tl.co
     return share, equals
 
 
-@triton.jit(do_not_specialize=["warmth", "top_k", "rest", "parts"])
+@triton.jit(do_not_specialize=["inverse", "top_k", "rest", "parts"])
 def _drawn_kernel(
-    logits, values, places, counts, draws, out, size, row_stride, warmth, top_k, rest, parts,
+    logits, values, places, counts, draws, out, size, row_stride, inverse, top_k, rest, parts,
     FLIP: tl.constexpr, PAIRS: tl.constexpr, IN_PARTS: tl.constexpr, NAMED: tl.constexpr, MANY: tl.constexpr,
     CUT_K: tl.constexpr, CUT_P: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     if IN_PARTS:
-        # What the parts have named, unless there were too many equals in one of them.
+        # The candidates of the parts, unless a part had too many ties.
         lanes = tl.arange(0, MANY)
         fits = tl.max(tl.load(counts + row * parts + lanes, mask=lanes < parts, other=0), axis=0) <= NAMED
         places += row * parts * NAMED
@@ -178,14 +178,15 @@ def _drawn_kernel(
                 three += (key >= lowest + 3 * unit).to(tl.int32)
             lowest = _raised(lowest, unit, one, two, three, top_k)
 
-    # The likeliest p: what weighs no more than the rest goes, from the lowest on. The cut is the largest number below which there is no more.
+    # Top-p: remove tokens from the lowest up, at most 1 − p of the whole weight. The cut is the largest number with no more weight below
+    # it.
     cut = lowest
     gone = tl.full((), 0, tl.int32)
     if CUT_P:
         whole = tl.zeros((BLOCK,), tl.float32)
         for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             x = _scores(logits, first + lane, size)
-            whole += _shares(x, _ordered(x, FLIP), top, lowest, warmth)
+            whole += _shares(x, _ordered(x, FLIP), top, lowest, inverse)
         budget = tl.sum(whole.to(tl.float64), axis=0) * rest
         cut = tl.full((), -(1 << 31), tl.int32)
         below = tl.full((), 0.0, tl.float64)
@@ -197,7 +198,7 @@ def _drawn_kernel(
             for first in tl.range(0, size, BLOCK, num_stages=STAGES):
                 x = _scores(logits, first + lane, size)
                 key = _ordered(x, FLIP)
-                share = _shares(x, key, top, lowest, warmth)
+                share = _shares(x, key, top, lowest, inverse)
                 first_sum += tl.where(key < cut + unit, share, 0.0)
                 second_sum += tl.where(key < cut + 2 * unit, share, 0.0)
                 third_sum += tl.where(key < cut + 3 * unit, share, 0.0)
@@ -209,8 +210,8 @@ def _drawn_kernel(
         all_below = cut > _ordered(top, FLIP)
         cut = tl.minimum(cut, _ordered(top, FLIP))
         value = (cut ^ ((cut >> 31) & FLIP)).to(tl.float32, bitcast=True)
-        each = tl.exp2((value - top) * warmth).to(tl.float64)
-        # Of those that stand at the cut so many go, too, the first ones; the last of them stays, whatever rounding says.
+        each = tl.exp2((value - top) * inverse).to(tl.float64)
+        # Of the tokens at the cut the first so many go too; the last always stays, whatever rounding gives.
         equal = tl.zeros((BLOCK,), tl.int32)
         for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             at = first + lane
@@ -224,7 +225,7 @@ def _drawn_kernel(
     equals = tl.full((), 0, tl.int32)
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         x = _scores(logits, first + lane, size)
-        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P, FLIP)
+        share, equals = _staying(x, top, cut, inverse, gone, equals, CUT_P, FLIP)
         total += tl.sum(share.to(tl.float64), axis=0)
     target = tl.load(draws + row) * total
     passed = tl.full((), 0.0, tl.float64)
@@ -234,7 +235,7 @@ def _drawn_kernel(
     for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         at = first + lane
         x = _scores(logits, at, size)
-        share, equals = _staying(x, top, cut, warmth, gone, equals, CUT_P, FLIP)
+        share, equals = _staying(x, top, cut, inverse, gone, equals, CUT_P, FLIP)
         upto = passed + tl.cumsum(share.to(tl.float64), axis=0)
         found += tl.sum(((upto <= target) & (at < size)).to(tl.int32), axis=0)
         last = tl.maximum(last, tl.max(tl.where(share > 0, at, 0), axis=0))

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int32
 from torch import Tensor
 
-#: Where keys are cut off: at such multiples, so that kernels that take blocks of keys take the same ones.
+#: Keys are cut off at multiples of this, so that kernels with blocks of keys get the same blocks.
 _ALIGNED = 128
-#: Most elements of a mask that are looked at together.
+#: Most mask elements read at once.
 _ELEMENTS = 1 << 26
 
 
@@ -40,13 +40,13 @@ class Sums:
 
     @property
     def apart(self) -> Float[Tensor, "batch sets_that_differ heads keys"]:
-        """`received` as it is held: once, where both sets are one."""
+        """`received` as stored: once, where both sets are equal."""
         return self.received[:, :1] if self.received.stride(1) == 0 else self.received
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What query sets come to under a mask, whatever the scores are.
+    """What follows from query sets and a mask, whatever the scores are.
 
     even:   `received` of a head that spreads evenly over what it sees
     counts: `Sums.counts`
@@ -62,7 +62,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Intervals:
-    """A mask in which every query sees the keys from its start up to itself, as causal, sliding, chunked, packed and padded prompts have it.
+    """A mask in which every query sees the keys from its start to itself: causal, sliding, chunked, packed and padded prompts.
 
     The queries are the last of the keys' tokens. `starts` never falls from one query to the next, so the queries that see a key are an
     interval too.
@@ -91,7 +91,7 @@ class Intervals:
         return ((place <= at) & (place >= self.starts[:, first:last, None]))[:, None]
 
     def near(self, first: int, last: int) -> tuple[slice, Bool[Tensor, "batch 1 rows seen"]]:
-        """The keys that the queries ``first … last − 1`` see between them, and which of those each sees; kept for the next layer, if small."""
+        """The keys that any of the queries ``first … last − 1`` sees, and which of them each sees; kept for the next layer, if small."""
         if (found := self._near.get((first, last))) is not None:
             return found
         keys = slice(int(self._firsts[first]) // _ALIGNED * _ALIGNED, last + self.offset)
@@ -113,7 +113,7 @@ class Intervals:
 
     @cached_property
     def on_host(self) -> Int[np.ndarray, "batch queries"]:
-        """`starts` without a device to wait for."""
+        """`starts` on the host."""
         return np.zeros(self.starts.shape, dtype=np.int32) if self.whole else self.starts.cpu().numpy()
 
     @cached_property
@@ -151,7 +151,7 @@ class Intervals:
 
 
 def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: int) -> Intervals | None:
-    """The mask as intervals, None where it is none. Only `members` are looked at: what padding sees nobody asks."""
+    """The mask as intervals; None where it is not made of intervals. Only `members` are read; what padding sees does not matter."""
     if isinstance(visible, Intervals):
         return visible
     batch, queries = members.shape
@@ -166,7 +166,7 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
         seen = block[:, 0].expand(batch, -1, -1)
         begin = seen.view(torch.uint8).argmax(-1)  # the first of them, as bytes: four times as many fit
         at = torch.arange(first, last, device=seen.device) + keys - queries
-        # As many up to itself as there are places from the first on: then there is no hole; and no others: then there is nothing later.
+        # No holes: as many keys up to itself as places from its first key on. Nothing later: no other keys.
         past = seen.tril(first + keys - queries)
         fits &= (((past.sum(-1) == at - begin + 1) & (past == seen).all(-1)) | ~members[:, first:last]).all()
         starts.append(begin)
@@ -177,8 +177,8 @@ def intervals(visible: Visible, members: Bool[Tensor, "batch queries"], keys: in
         return None
     whole = not bool(rising.any())
     if not whole:
-        # What stands before a row's first member or behind its last may see as little as starts that never fall allow, so that no other row
-        # has to look further back for it.
+        # Queries before a row's first member or after its last get the latest starts that do not make `starts` fall, so that other rows
+        # need not look further back.
         place = torch.arange(queries, device=members.device)
         own = (place + keys - queries).int().expand(batch, -1)
         last = (members * (place + 1)).amax(-1, keepdim=True)
@@ -194,9 +194,9 @@ def mass_of(
     members: Bool[Tensor, "batch queries"],
     to_sink: Float[Tensor, "batch heads queries"] | None = None,
 ) -> Float[Tensor, "batch heads spans_and_sink"]:
-    """Mass by span, on a CPU, from what each key got from the last set's queries, its own share of itself included.
+    """Mass by span on a CPU, from what each key got from the last set's queries, the diagonal included.
 
-    One key after the other, and zeros behind the last one change nothing: the same bits for every length of padding.
+    Keys are added in order, and zeros after the last change nothing: the same bits for every length of padding.
     """
     mass = torch.zeros(*sent.shape[:2], n_spans + 1, dtype=torch.float64, device=sent.device)
     mass.scatter_add_(-1, spans.long()[:, None].expand_as(sent), sent.double())

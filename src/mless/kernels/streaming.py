@@ -1,7 +1,7 @@
 """Blockwise torch: any device, memory of a tile of scores, key heads never expanded.
 
-Per tile three passes over scores that are still in the cache: a matmul, whose last column subtracts the log-sum-exp, 2^x in place, and a
-matmul with the query sets, which sums over the queries. Everything else (a token's own attention, spans, counts) is made of vectors.
+Per tile three passes over scores that stay in the cache: a matmul whose last column subtracts the log-sum-exp, 2^x in place, and a matmul
+with the query sets that sums over queries. Everything else (a token's own attention, spans, counts) is made of vectors.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mless.kernels.signature import Intervals, Sums, Visible, mass_of
 
 #: Most score elements held at once (batch × heads × rows × keys), 64 MB in fp32.
 BLOCK_ELEMENTS = 1 << 24
-#: A CPU's tile: rows of scores, those of all heads of a key head together, and keys; what two cores' caches hold.
+#: A CPU's tile: rows of scores (all heads of a key head together) and keys; fits two cores' caches.
 CPU_ROWS, CPU_KEYS = 768, 512
-#: Without a log-sum-exp, a tile that holds all of a query's keys saves the second matmul, and that is worth more than the cache.
+#: Without a log-sum-exp, a tile with all of a query's keys saves the second matmul, which gains more than the cache.
 CPU_KEYS_AT_FIRST = 2048
 DEVICE_ROWS = 256
 
 #: Scores are in base 2. MKL's e^x takes 200 times as long where it underflows; 2^x does not.
 _LOG2E = math.log2(math.e)
-#: What a query that sees nothing has for a maximum: finite, since -inf from -inf is NaN.
+#: Maximum of a query that sees nothing: finite, because −∞ − (−∞) is NaN.
 _LEAST = -1e30
 
 
@@ -52,7 +52,7 @@ def received(
         counts = visible.asked(sets).counts if isinstance(visible, Intervals) else None
         return _Work(q, k, scale, visible, sets, softcap, sinks, bias, lse, counts).summed(spans, n_spans)
     counts = visible.asked(sets).counts
-    # One row after the other, each up to its own last query: what is computed, and so every bit, is the same alone and in any batch.
+    # One row after the other, each up to its own last query, so every bit is the same alone and in any batch.
     offset = n_keys - q.shape[2]
     sums: list[Tensor] = []
     mass: list[Tensor] = []
@@ -116,7 +116,7 @@ class _Work:
         self._fill(self.queries[..., : self.dim], q)
         if lse is not None:
             self._fill(self.log_sums[..., None], (lse.float() * _LOG2E)[..., None])
-        # Whatever padding holds must not reach a sum, not even as 0 × NaN.
+        # Values of padding must not reach a sum, not even as 0 × NaN.
         if not self.on_cpu or not bool(sets[:, 0].all()):
             outside = (by_block[:, :, 0] == 0)[:, :, None, None]
             self.queries.masked_fill_(outside[..., None], 0.0)
@@ -146,10 +146,10 @@ class _Work:
 
     def _cut(self, device: torch.device) -> None:
         """Blocks of queries count from the first one; tiles of keys count back from a block's own last key."""
-        # What differs from row to row of a batch, or from head to head, is applied to all of them.
+        # A mask or bias that differs between rows or heads is applied to all of them at once.
         alike = isinstance(self.visible, Intervals) and self.bias is None
         if device.type == "cpu":
-            # Short prompts in smaller blocks, of which less lies beyond the diagonal, and more heads at once.
+            # Short prompts: smaller blocks, so that less lies beyond the diagonal, and more heads at once.
             fine = max(64, self.n_queries // 8)
             self.rows = max(16, min(256, fine, CPU_ROWS // self.groups) // 16 * 16)
             self.width = CPU_KEYS if self.known else CPU_KEYS_AT_FIRST
@@ -189,7 +189,7 @@ class _Work:
         return self._result(spans, n_spans)
 
     def _starts(self) -> tuple[list[int], list[int]]:
-        """Per block of queries, the first key that any of them sees, and the first from which on all do."""
+        """Per block of queries: the first key that any of them sees, and the first key from which all see."""
         if not isinstance(self.visible, Intervals) or self.visible.whole:
             return [0] * self.blocks, [0] * self.blocks
         short = self.blocks * self.rows - self.n_queries
@@ -202,7 +202,7 @@ class _Work:
         return [min(start, own) // 16 * 16 for start, own in zip(found[0], last, strict=True)], found[1]
 
     def _mask(self, block: int) -> Bool[Tensor, "batch 1 #groups rows keys"] | None:
-        """What a mask that is no intervals says about this block. It is asked once for every query, and the counts are made of it."""
+        """This block of a mask that is not made of intervals. Each query is read once, and the counts come from it."""
         if isinstance(self.visible, Intervals):
             return None
         first = block * self.rows
@@ -215,7 +215,7 @@ class _Work:
             .expand(self.batch, -1, -1)
         )  # exact: far fewer than 2^24 rows
         self.counts += (self.apart[..., first:last].float() @ seen).long()
-        # What is no query at all sees nothing: its 0 times a NaN in the padding would be one.
+        # Non-queries see nothing: otherwise 0 × a NaN in the padding would be NaN.
         mask = mask & self.sets[:, None, 0, first:last, None]
         mask = torch.nn.functional.pad(mask, (0, self.keys.shape[2] - self.n_keys, 0, first + self.rows - last))
         return mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (self.kv_heads, self.groups))
@@ -302,7 +302,7 @@ class _Lane:
         return total if self.sinks is None else total + torch.exp2(self.sinks - top)
 
     def find_log_sums(self, tiles: list[tuple[int, int]]) -> None:
-        """The pass more that a log-sum-exp costs where the forward handed none out and one tile does not hold all keys."""
+        """One more pass for the log-sum-exp, where the forward gave none and one tile does not hold all keys."""
         top = torch.full_like(self.log_sums, _LEAST) if self.sinks is None else self.sinks
         total = torch.zeros_like(top)
         for a, b in tiles:
@@ -316,7 +316,7 @@ class _Lane:
             self.queries[..., -1:] = -self.log_sums
 
     def add(self, a: int, b: int, *, at_once: bool) -> None:
-        """`at_once`: the tile holds all keys of its queries, whose log-sum-exp is still to be found."""
+        """`at_once`: the tile holds all keys of its queries, and their log-sum-exp is not yet known."""
         work = self.work
         scores, weights = self.scores(a, b), self.weights
         if at_once:
