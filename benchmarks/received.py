@@ -155,7 +155,7 @@ def captured_error() -> float:
         seen[call.layer] = call.query, call.key
 
     with capturing(model, layers=range(1, 4)) as recorder:
-        recorder.witness = watch
+        recorder.on_call = watch
         model(input_ids=torch.randint(0, 1000, (1, 3000), device="cuda"), use_cache=False)
         found = dict(recorder.sums)
     errors: list[float] = []

@@ -222,7 +222,7 @@ def error_of_ours(tokens: int) -> float:
         seen[call.layer] = call.query, call.key, call.score["scale"]
 
     with torch.inference_mode(), capturing(model, layers=layers) as recorder:
-        recorder.witness = watch
+        recorder.on_call = watch
         model(input_ids=token_ids(tokens), use_cache=False)
     if set(recorder.computed_by.values()) != {"joint"}:
         sys.exit(f"this is to be a benchmark of `joint`, but {set(recorder.computed_by.values())} computed")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mless.study.direct import Share, items, prompts, retained, run
     from mless.values import ArmSettings, Condition, FigureSpec, Item, Panel, Prompt, Span
 
-_HOMES = {
+_MODULE_OF = {
     "ArmHandle": "mless.redistribution",
     "ArmSettings": "mless.values",
     "Attention": "mless.capture",
@@ -98,8 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'mless' has no attribute {name!r}; it has: {', '.join(__all__)}")
 
 

@@ -217,7 +217,7 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         where = last - 1 if last > first else first
         found: list[SpanName] = [name for mark, name in marks if where >= mark]
         names.append(found[0] if found else "start")
-    _settle_textless(names, extents)
+    _name_textless(names, extents)
     if "question" not in names:
         raise BadPrompt(
             f"item {item.id!r}: the question has no token of its own in the rendered prompt; use --prompt raw, or leave it out of the data"
@@ -328,7 +328,7 @@ def boundaries_inside(extents: Sequence[tuple[int, int]], texts: Sequence[tuple[
     ]
 
 
-def _settle_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) -> None:
+def _name_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) -> None:
     """Tokens without text at either end (BOS, EOS): the front ones are `start`, the rear ones `end`."""
     real = [i for i, (first, last) in enumerate(extents) if last > first]
     for i in range(len(names)):

@@ -54,7 +54,7 @@ def prove(
     worst = {"received": 0.0, "output": 0.0}
     with capturing(model.model, layers=layers, kernel=kernel) as recorder:
 
-        def witness(call: Call, out: Tensor) -> None:
+        def on_call(call: Call, out: Tensor) -> None:
             # Layer by layer, so that one layer's matrices are in memory at a time.
             eager_out, matrix = _eager(model, call)
             ours = recorder.sums[call.layer].received[0, QUERY_SETS.index("later")]
@@ -65,9 +65,9 @@ def prove(
         # Said, not guessed from the mask: where an indexer chooses a query's keys, a real token need not see itself.
         every = torch.ones(1, len(QUERY_SETS), tokens.shape[1], dtype=torch.bool, device=model.device)
         recorder.expect(every, torch.zeros_like(tokens))
-        recorder.witness = witness
+        recorder.on_call = on_call
         inside = _hidden(model, tokens)
-        recorder.witness = None
+        recorder.on_call = None
         recorder.expect(every, torch.zeros_like(tokens))
         changed = _hidden(model, _other_last(model, tokens))
     _check_finite(model, before)

@@ -423,7 +423,7 @@ class FigureSpec:
     conditions: tuple[str, ...] = ("none", "mless")
 
 
-def stand_ins(published: Sequence[str], given: Sequence[Sequence[str]]) -> list[str]:
+def matched_models(published: Sequence[str], given: Sequence[Sequence[str]]) -> list[str]:
     """For each given model, by its names, the published one whose panels it shows.
 
     A name counts before a position: Llama gets Llama's panels wherever it stands in the list. Models by other names take those left over

@@ -622,12 +622,12 @@ def our_matrices(model, prompt: Prompt) -> dict[int, torch.Tensor]:
     """Every layer's attention matrix, by the reference from the queries, keys and masks that the instrument sees."""
     found: dict[int, torch.Tensor] = {}
 
-    def witness(call, out):
+    def on_call(call, out):
         scale = call.score["scale"]
         found[call.layer] = reference.probabilities(call.query, call.key, scale=scale, visible=call.mask)[0][0]
 
     with capturing(model.model, layers=[1, 2]) as recorder, torch.inference_mode():
-        recorder.witness = witness
+        recorder.on_call = on_call
         model.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False)
     return found
 
@@ -764,7 +764,7 @@ def test_a_forward_keeps_no_queries_alive(family):
     seen: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
-    def witness(call, out):
+    def on_call(call, out):
         nonlocal most
         seen.extend(weakref.ref(x) for x in (call.query, call.key, call.value, out))
         most = max(most, sum(x() is not None for x in seen))
@@ -773,7 +773,7 @@ def test_a_forward_keeps_no_queries_alive(family):
     gc.disable()  # what goes only when the collector comes by has not gone in time
     try:
         with capturing(model.model, layers=[1, 2, 3]) as recorder, torch.inference_mode():
-            recorder.witness = witness
+            recorder.on_call = on_call
             model.model(input_ids=torch.tensor([PROMPTS[0].token_ids]), use_cache=False)
             assert len(seen) == 12
             assert not [x for x in seen if x() is not None]

@@ -258,7 +258,7 @@ def test_it_works_in_every_mode_one_after_the_other() -> None:
 def test_without_threads_of_its_own_it_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = given(9, 3, 900, 64, 64)
     with_threads = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]
-    for name, instead in (("_threads_are_their_own", lambda: False), ("_pool", lambda workers: None)):
+    for name, instead in (("_has_own_thread_count", lambda: False), ("_pool", lambda workers: None)):
         with monkeypatch.context() as patch:
             patch.setattr(joint, name, instead)
             out, sums = joint.attended(q, k, v, scale=0.2, **asked([900]))  # pyright: ignore[reportArgumentType]

@@ -12,7 +12,7 @@ from tiny_models import save_model, save_tokenizer, write_gguf
 from mless import cli
 from mless.errors import UnknownModel
 from mless.models import FAMILIES, locate
-from mless.models.listing import at_hand, profile
+from mless.models.listing import available_models, profile
 
 
 def quiet(line: str) -> None: ...
@@ -25,12 +25,12 @@ def described(name: object, **options: Any) -> dict[str, Any]:
 
 def test_models_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
-    assert at_hand()["smollm2"] == "SmolLM2-135M-Instruct, embedded"
+    assert available_models()["smollm2"] == "SmolLM2-135M-Instruct, embedded"
     source = locate(str(write_gguf(tmp_path / "x" / "tiny.gguf")))
-    assert at_hand()[str(source.folder)] == "Tiny Llama, converted from GGUF"
+    assert available_models()[str(source.folder)] == "Tiny Llama, converted from GGUF"
     assert described(source.folder)["layers"] == 2  # what is listed can be given as it stands
     (source.folder / "mless.json").write_text("{")
-    assert str(source.folder) not in at_hand()
+    assert str(source.folder) not in available_models()
 
 
 def test_models_in_the_hubs_cache_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +41,14 @@ def test_models_in_the_hubs_cache_are_listed(tmp_path: Path, monkeypatch: pytest
     save_model(snapshot)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
-    assert at_hand()["a/tiny"].startswith("in the hub's cache, ")
+    assert available_models()["a/tiny"].startswith("in the hub's cache, ")
 
 
 def test_what_is_listed_is_models_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert list(at_hand()) == ["smollm2"]
+    assert list(available_models()) == ["smollm2"]
     assert all(family.label for family in FAMILIES.values())
 
 

@@ -60,14 +60,14 @@ def watching(
     points = activation_points(model, list(layers))
 
     def hook(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        def hand_over(module: nn.Module, given: Any, output: Any) -> None:
+        def call_seen(module: nn.Module, given: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
                 raise UnsupportedArchitecture(
                     f"{type(module).__name__} of layer {layer} returns {type(output).__name__} and no tensor; see docs/adding-a-model.md"
                 )
             seen(layer, output.detach())
 
-        return hand_over
+        return call_seen
 
     handles = [point.act.register_forward_hook(hook(point.layer)) for point in points]
     try:

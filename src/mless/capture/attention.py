@@ -61,7 +61,7 @@ class Recorder:
     heads: list[int] | None
     kernel: Callable[..., kernels.Sums]
     #: Called with every recorded attention call and its output. The proofs watch with it.
-    witness: Callable[[Call, Tensor], None] | None = None
+    on_call: Callable[[Call, Tensor], None] | None = None
     sums: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     uniform: dict[int, kernels.Sums] = field(default_factory=dict[int, kernels.Sums])
     #: How the sums of each layer were computed: a name of docs/kernels.md.
@@ -90,7 +90,7 @@ class Recorder:
 
         def end(*_: Any) -> None:
             if model in _SEEN_WHOLE and self.layers <= passed:
-                raise _Enough
+                raise _StopForward
 
         hook = last.register_forward_hook(end)
         try:
@@ -101,7 +101,7 @@ class Recorder:
                     "measured (or another capturing block lies inside this one); see docs/adding-a-model.md"
                 )
             _SEEN_WHOLE.add(model)
-        except _Enough:
+        except _StopForward:
             pass
         finally:
             hook.remove()
@@ -220,7 +220,7 @@ class Recorder:
         out, sums = found
         if recorded:
             if self.heads is not None:
-                at = torch.tensor(_checked(self.heads, call.query.shape[1]), device=out.device)
+                at = torch.tensor(_from_zero(self.heads, call.query.shape[1]), device=out.device)
                 received = sums.apart[:, :, at].expand(-1, sums.received.shape[1], -1, -1)
                 sums = kernels.Sums(received, sums.counts, sums.mass[:, at])
             self._keep(call.layer, seen, sums, "joint")
@@ -233,7 +233,7 @@ class Recorder:
         if self._announced is not None and layer in self.sums:
             raise BadPrompt(f"layer {layer} ran again, but only one forward was announced; call expect() before each")
         if self.heads is not None:
-            _checked(self.heads, q.shape[1])
+            _from_zero(self.heads, q.shape[1])
         return self._seen_by(call.mask, q, k.shape[2])
 
     def _keep(self, layer: int, seen: _Seen, sums: kernels.Sums, by: str) -> None:
@@ -268,7 +268,7 @@ class Recorder:
                 )
 
 
-class _Enough(Exception):
+class _StopForward(Exception):
     """Ends a forward. No BaseException: torch runs hooks with `always_call` for an Exception only, and ARM has one."""
 
 
@@ -321,7 +321,7 @@ def _only(
     q: Tensor, k: Tensor, score: Mapping[str, Any], lse: Tensor | None, heads: Sequence[int]
 ) -> tuple[Tensor, Tensor, dict[str, Any], Tensor | None]:
     """The asked heads' queries with one key head each; `heads` are numbered from 1."""
-    at = torch.tensor(_checked(heads, q.shape[1]), device=q.device)
+    at = torch.tensor(_from_zero(heads, q.shape[1]), device=q.device)
     chosen = dict(score)
     for name, axis in (("sinks", 0), ("bias", 1)):
         values: Tensor | None = chosen.get(name)
@@ -330,7 +330,7 @@ def _only(
     return q[:, at], k[:, at // (q.shape[1] // k.shape[1])], chosen, lse[:, at] if lse is not None else None
 
 
-def _checked(heads: Sequence[int], there: int) -> list[int]:
+def _from_zero(heads: Sequence[int], there: int) -> list[int]:
     """Numbers from 0 of heads that are numbered from 1."""
     return [head - 1 for head in numbers_of(heads, there, "head")]
 
@@ -371,8 +371,8 @@ def capturing(
                 out = sdpa_forward(call)
             if recorded:
                 recorder(call, lse)
-        if recorded and recorder.witness is not None:
-            recorder.witness(call, out)
+        if recorded and recorder.on_call is not None:
+            recorder.on_call(call, out)
         return out
 
     last = modules.get(max(layers, default=0))

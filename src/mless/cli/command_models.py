@@ -20,7 +20,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models at hand, or describe one before running it."""
-    from mless.models.listing import at_hand, profile
+    from mless.models.listing import available_models, profile
 
     bar = ProgressBar(quiet=as_json)
     bar.checked()  # there is no run to check, and converting a GGUF takes minutes
@@ -34,7 +34,7 @@ def models(
                 step=bar.step,
             )
             if name
-            else at_hand()
+            else available_models()
         )
     finally:
         bar.stop()

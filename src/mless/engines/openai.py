@@ -16,7 +16,7 @@ import httpx2
 from mless.engines import wire
 from mless.engines.base import Decoding, Finish, Reply, Request
 from mless.engines.opening import Opening
-from mless.engines.wire import KEY_VARIABLES, Again, Background, Page, Server, Session, Stopped, plain
+from mless.engines.wire import KEY_VARIABLES, Background, Page, Server, Session, Stopped, TryAgain, plain
 from mless.errors import BadStudy, EngineFault
 
 #: `Reply.n_tokens` where the server gives no count and there is no tokenizer. An estimate would look like a count.
@@ -281,15 +281,15 @@ class OpenAIEngine:
         body = page.json()
         if not isinstance(body, dict) and (page.is_html or not page.body.lstrip().startswith(b"{")):
             what = "an HTML page" if page.is_html else "something that is no JSON object"
-            raise Again("page", f"{self.base_url} answers with {what} ({page.says()}); {_V1}", odd=True)
+            raise TryAgain("page", f"{self.base_url} answers with {what} ({page.says()}); {_V1}", odd=True)
         if body is None:
-            raise Again("broken body", f"{self.base_url} answers with broken JSON ({len(page.body)} bytes)")
+            raise TryAgain("broken body", f"{self.base_url} answers with broken JSON ({len(page.body)} bytes)")
         fields = cast("dict[str, Any]", body)
         choices = fields.get("choices")
         first: Any = choices[0] if isinstance(choices, list) and choices else None
         text = _text_of(first)
         if text is None:
-            raise Again("no choices", f"{self.base_url} answers without choices ({page.says()}); {_V1}", odd=True)
+            raise TryAgain("no choices", f"{self.base_url} answers without choices ({page.says()}); {_V1}", odd=True)
         if isinstance(fingerprint := fields.get("system_fingerprint"), str):
             self._fingerprints.add(plain(fingerprint))
         reason = plain(str(first.get("finish_reason") or "stop"))

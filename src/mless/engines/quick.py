@@ -79,7 +79,7 @@ def packed_products(model: nn.Module, rows: int) -> Replaced:
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not processor.here().computes("bfloat16"):
         return []
-    found = [module for module in model.modules() if type(module) is nn.Linear and not _listened(module)]
+    found = [module for module in model.modules() if type(module) is nn.Linear and not _has_hooks(module)]
     if sum(module.weight.nbytes for module in found) > _PACKED_BYTES:
         return []
     proved: dict[tuple[int, ...], bool] = {}
@@ -144,7 +144,7 @@ def _of_triton() -> tuple[type[Exception], ...]:
     return (TritonError,)
 
 
-def _listened(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -181,7 +181,7 @@ def _gate_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
     def forward(x: Tensor) -> Tensor:
         # Hooks on the activation must still be called.
-        if _listened(act):
+        if _has_hooks(act):
             return own(x)
         return down(decoding_triton.gated(gate(x), up(x)))
 
@@ -194,7 +194,7 @@ def _joined_of(module: nn.Module) -> Replaced:
     from mless.kernels import decoding_triton
 
     parts: list[Any] = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
-    if not all(type(part) is nn.Linear and not _listened(part) for part in parts):
+    if not all(type(part) is nn.Linear and not _has_hooks(part) for part in parts):
         return []
     # Quantised layers are linear layers too, but have no plain weights that a kernel could read.
     held = [one for part in parts for one in (part.weight, part.bias) if one is not None]

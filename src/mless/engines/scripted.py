@@ -45,7 +45,11 @@ class ScriptedEngine:
         except (OSError, UnicodeDecodeError) as fault:
             raise BadData(f"the scripted answers in {str(path)!r} cannot be read as UTF-8 text ({fault})") from None
         try:
-            read = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_without_twins)
+            read = (
+                tomllib.loads(text)
+                if path.suffix == ".toml"
+                else json.loads(text, object_pairs_hook=_refuse_repeated_names)
+            )
         except (ValueError, RecursionError) as fault:
             kind = "TOML" if path.suffix == ".toml" else "JSON"
             raise BadData(f"the scripted answers in {str(path)!r} are no valid {kind}: {fault}") from None
@@ -143,10 +147,10 @@ def _lines(answers: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]
     return found
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        twin = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twin!r} stands there twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{repeated!r} stands there twice")
     return found

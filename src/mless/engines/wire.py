@@ -51,7 +51,7 @@ _ANSWERED = "answered"
 T = TypeVar("T")
 
 
-class Again(Exception):
+class TryAgain(Exception):
     """Worth another try. `odd` answers, which no working server gives, are retried once, and only before the first proper answer."""
 
     def __init__(self, kind: str, what: str, *, wait: float | None = None, odd: bool = False) -> None:
@@ -226,7 +226,7 @@ class Session:
         return self._stopping.is_set()
 
     async def ask(self, path: str, asked: dict[str, Any], read: Callable[[Page], Awaitable[T]]) -> T:
-        """Send `asked` until `read` accepts the answer; `read` raises `Again` where another try may help."""
+        """Send `asked` until `read` accepts the answer; `read` raises `TryAgain` where another try may help."""
         tries = odd = 0
         while True:
             await self._pause(0.0)
@@ -237,7 +237,7 @@ class Session:
                 answer = await read(page)
                 self.server.proven = True
                 return answer
-            except Again as again:
+            except TryAgain as again:
                 fault = again
             tries, odd = tries + 1, odd + fault.odd
             if tries > self.server.retries or (odd > 1 and not self.server.proven):
@@ -252,7 +252,7 @@ class Session:
         """An optional JSON object: {} where the server has none."""
         try:
             page = await self.exchange("GET", url, within=min(self.server.timeout, _CONNECT_WITHIN))
-        except (Again, EngineFault):
+        except (TryAgain, EngineFault):
             return {}
         body = page.json() if page.status == 200 else None
         return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
@@ -280,11 +280,11 @@ class Session:
         except httpx2.ConnectTimeout:
             fault: Exception = self._unreachable(f"no connection within {_CONNECT_WITHIN:g} s")
         except TimeoutError:
-            fault = Again(
+            fault = TryAgain(
                 "timeout", f"{where} gave no whole answer within {within:g} s (raise timeout if it is merely slow)"
             )
         except httpx2.DecodingError as error:
-            fault = Again("broken body", f"{where} answers with a broken encoding ({plain(str(error))})")
+            fault = TryAgain("broken body", f"{where} answers with a broken encoding ({plain(str(error))})")
         except (httpx2.RequestError, OSError, UnicodeError) as error:
             untrusted = next((one for one in _causes(error) if isinstance(one, ssl.SSLCertVerificationError)), None)
             if untrusted is not None:
@@ -293,7 +293,7 @@ class Session:
                     "set SSL_CERT_FILE to its authority's"
                 )
             elif _ANSWERED in passed:
-                fault = Again("cut", f"{where} cut the connection in mid answer ({_why(error)})")
+                fault = TryAgain("cut", f"{where} cut the connection in mid answer ({_why(error)})")
             else:
                 fault = self._unreachable(_why(error))
         raise fault
@@ -313,7 +313,7 @@ class Session:
             async for part in response.aiter_bytes():
                 content += part
                 if len(content) > _BODY_LIMIT:
-                    raise Again(
+                    raise TryAgain(
                         "too long", f"{self.server.base_url} gives an answer of more than {_BODY_LIMIT >> 20} MiB"
                     )
             return Page(response.status_code, response.headers, bytes(content))
@@ -331,13 +331,13 @@ class Session:
         if self.stopping:
             raise Stopped
 
-    def _unreachable(self, why: str) -> Again:
-        return Again(
+    def _unreachable(self, why: str) -> TryAgain:
+        return TryAgain(
             "no connection",
             f"{self.server.base_url} cannot be reached or hangs up ({why}); is the server running, and base_url right?",
         )
 
-    def _busy(self, page: Page) -> Again | EngineFault:
+    def _busy(self, page: Page) -> TryAgain | EngineFault:
         says, where = page.says(), self.server.base_url
         if page.status == 429 and b"insufficient_quota" in page.body:
             return EngineFault(f"{where} says that the quota is used up: {says}; refill it or wait")
@@ -347,7 +347,7 @@ class Session:
                 f"{where} answers {page.status} and asks to come back in {wait / 60:.0f} minutes: {says}"
             )
         asks = f" and asks to wait {wait:.0f} s" if wait else ""
-        return Again(str(page.status), f"{where} answers {page.status}{asks}: {says}", wait=wait)
+        return TryAgain(str(page.status), f"{where} answers {page.status}{asks}: {says}", wait=wait)
 
 
 def _client(server: Server) -> httpx2.AsyncClient:

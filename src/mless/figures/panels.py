@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mless.errors import BadStudy
 from mless.results.reading import StoredResults
-from mless.values import FigureSpec, parse_numbers, stand_ins
+from mless.values import FigureSpec, matched_models, parse_numbers
 
 MOST_SHIFTED = "most-shifted:3"
 
@@ -55,7 +55,7 @@ def _published(spec: FigureSpec, folders: Sequence[StoredResults]) -> list[list[
     names = [[folder.label, str(folder.model.get("name", ""))] for folder in folders]
     return [
         [(panel.layer, panel.head) for panel in spec.panels if panel.model == model]
-        for model in stand_ins(models, names)
+        for model in matched_models(models, names)
     ]
 
 

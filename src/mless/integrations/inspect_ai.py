@@ -41,7 +41,7 @@ MAX_TOKENS = 512
 #: Rows of one forward, part of the numbers too.
 SLOTS = {"cpu": 8}
 #: How long the engine waits for company once a request is there, in seconds: Inspect sends its samples one after another.
-_COMPANY = 0.05
+_WAIT_FOR_MORE = 0.05
 _POLL = 0.01
 #: Options that change what is drawn and that the engine does not have. Those about connections, caching and retries are Inspect's own.
 _REFUSED = (
@@ -124,7 +124,7 @@ class MlessAPI(_model.ModelAPI):
         sample = _samples.sample_active()
         # No two requests under way may have one name.
         name = f"{sample.sample.id if sample is not None else 'request'} #{next(self._serial)}"
-        request = self._request(messages, name, self._luck(config.seed, messages, decoding, sample))
+        request = self._request(messages, name, self._answer_seed(config.seed, messages, decoding, sample))
         began = time.monotonic()
         future = self._worker.ask(request, decoding)
         try:
@@ -134,7 +134,7 @@ class MlessAPI(_model.ModelAPI):
             future.cancel()  # nobody waits any more; one that is done stays done
         return self._output(future.result(), len(request.token_ids), time.monotonic() - began)
 
-    def _luck(self, seed: int | None, messages: list[dict[str, Any]], decoding: Decoding, sample: Any) -> int:
+    def _answer_seed(self, seed: int | None, messages: list[dict[str, Any]], decoding: Decoding, sample: Any) -> int:
         """The seed of an answer's random numbers, that of an epoch its own: a retry that makes up for epoch 2 alone draws as epoch 2."""
         place = (str(sample.sample.id), sample.epoch) if sample is not None else ()
         times = self._inside.setdefault(sample, Counter()) if sample is not None else self._outside
@@ -350,7 +350,7 @@ class _Worker:
                 count += 1
             try:
                 # What waits already is taken along however much it is; the engine admits it as rows become free.
-                one = self._asked.get(timeout=_COMPANY if count < self.slots else 0.001)
+                one = self._asked.get(timeout=_WAIT_FOR_MORE if count < self.slots else 0.001)
             except queue.Empty:
                 return True
         return False

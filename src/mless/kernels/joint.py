@@ -241,7 +241,7 @@ def _memory(what: str, *shape: int) -> Float[Tensor, " ..."]:
 
 
 @functools.cache
-def _threads_are_their_own() -> bool:
+def _has_own_thread_count() -> bool:
     """Whether each thread has its own number of threads for operations; in other backends it is global."""
     return "backend: OpenMP" in torch.__config__.parallel_info()
 
@@ -296,7 +296,7 @@ def _do(one: Callable[[Any], Iterator[None]], tasks: Sequence[Any], most: int) -
 
 def _begun(work: Callable[[], None], most: int) -> list[Future[None]]:
     """Start `work` in as many threads as torch has; in none where it has only one, or where no more can start."""
-    workers = min(torch.get_num_threads(), _WORKERS) if _threads_are_their_own() else 1
+    workers = min(torch.get_num_threads(), _WORKERS) if _has_own_thread_count() else 1
     begun: list[Future[None]] = []
     # A single task uses one worker too: operations in several threads may have other bits.
     while workers > 1 and len(begun) < min(workers, most) and (pool := _pool(workers)) is not None:

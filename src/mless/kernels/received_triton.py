@@ -48,7 +48,7 @@ def received(
     members = sets[:, :1] if single else sets
     q, k = _readable(q), _readable(k)
     score = _Score(q, k, scale, softcap, bias)
-    with torch.cuda.device(q.device) if q.is_cuda else _Nowhere():
+    with torch.cuda.device(q.device) if q.is_cuda else _NoDevice():
         if lse is None:
             lse = _lse(q, k, score, visible, sinks)
         lse = lse.float().contiguous()
@@ -62,7 +62,7 @@ def received(
     return Sums(sums.expand(-1, sets.shape[1], -1, -1) if single else sums, asked.counts, mass)
 
 
-class _Nowhere:
+class _NoDevice:
     """Without a GPU (Triton's interpreter) there is no device to choose."""
 
     def __enter__(self) -> None: ...

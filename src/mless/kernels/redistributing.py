@@ -67,11 +67,11 @@ def rows(
     count, tokens, units = values.shape
     # The kernel would read past what is there.
     if positions is not None and positions.shape != (count, tokens):
-        raise _misshapen("positions", positions, (count, tokens))
+        raise _wrong_shape("positions", positions, (count, tokens))
     if seeds is not None and seeds.shape != (count,):
-        raise _misshapen("seeds", seeds, (count,))
+        raise _wrong_shape("seeds", seeds, (count,))
     if up is not None and up.shape != values.shape:
-        raise _misshapen("up", up, (count, tokens, units))
+        raise _wrong_shape("up", up, (count, tokens, units))
     factor, least, most = _bounds(settings, units)
     rule = rules.get(settings.rule)
     if not serves(settings, rule):
@@ -96,7 +96,7 @@ def _bounds(settings: ArmSettings, units: int) -> tuple[float, int, int]:
     return MAD_TO_SD * settings.c, least, most
 
 
-def _misshapen(what: str, given: Tensor, shape: tuple[int, ...]) -> BadStudy:
+def _wrong_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> BadStudy:
     return BadStudy(f"redistribute: {what} must have the shape {shape}, got {tuple(given.shape)}")
 
 

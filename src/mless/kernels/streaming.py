@@ -181,11 +181,11 @@ class _Work:
             edges = [*range(end, begins[block], -self.width), begins[block]]
             tiles = [(a, b) for b, a in pairwise(edges)][::-1]
             for item in range(0, self.batch * self.kv_heads, self.at_once):
-                lane = _Lane(self, block, item, mask, full[block])
+                part = _QueryBlock(self, block, item, mask, full[block])
                 if not self.known and len(tiles) > 1:
-                    lane.find_log_sums(tiles)
+                    part.find_log_sums(tiles)
                 for a, b in tiles:
-                    lane.add(a, b, at_once=not self.known and len(tiles) == 1)
+                    part.add(a, b, at_once=not self.known and len(tiles) == 1)
         return self._result(spans, n_spans)
 
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -240,7 +240,7 @@ class _Work:
         return Sums(sums.transpose(1, 2).expand(-1, n_sets, -1, -1), self.counts.expand(-1, n_sets, -1), mass)
 
 
-class _Lane:
+class _QueryBlock:
     """One block of queries of some key heads."""
 
     def __init__(self, work: _Work, block: int, item: int, mask: Tensor | None, full: int) -> None:

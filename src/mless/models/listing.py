@@ -11,7 +11,7 @@ from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_
 from mless.values import format_numbers
 
 
-def at_hand() -> dict[str, str]:
+def available_models() -> dict[str, str]:
     """Names that work now, each with where it comes from."""
     found: dict[str, str] = {}
     for name, (package, _, label) in EMBEDDED.items():

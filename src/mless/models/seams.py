@@ -25,7 +25,7 @@ _PLACES: weakref.WeakKeyDictionary[nn.Module, tuple[dict[int, Any], list[tuple[n
     weakref.WeakKeyDictionary()
 )
 #: Towers that read pictures or sound, beside the decoder.
-_TOWER = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
+_OTHER_INPUTS = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
 #: A layer's place in the list of layers, for modules that do not know their number.
 _PLACE = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
@@ -69,7 +69,7 @@ def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
     places = [
         (path, module)
         for path, module in model.named_modules(remove_duplicate=False)
-        if attends(module) and not _TOWER.search(path)
+        if attends(module) and not _OTHER_INPUTS.search(path)
     ]
     for path, module in places:
         number = getattr(module, "layer_idx", None)

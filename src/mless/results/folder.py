@@ -85,7 +85,7 @@ def _encode(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _in_todays_words(content: dict[str, Any]) -> dict[str, Any]:
+def _with_todays_names(content: dict[str, Any]) -> dict[str, Any]:
     """An older study.json with today's names. Its format number stays, because its prompts differ from today's.
 
     Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, now called `before-answer`. In
@@ -134,7 +134,7 @@ class ResultFolder:
                 f"{self.path} was made by a newer mless ({content.get('mless', 'unknown')}, format {content['format']}); this one reads "
                 f"format {FORMAT}: upgrade mless, or choose another --out"
             )
-        return _in_todays_words(content)
+        return _with_todays_names(content)
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         text = json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False)

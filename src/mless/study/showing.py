@@ -9,7 +9,7 @@ from mless.errors import BadStudy
 from mless.results.pictures import FIGURES
 from mless.study.conditions import condition_named, conditions_of
 from mless.study.spec import FigureTable, StudySpec
-from mless.values import FigureSpec, Panel, format_numbers, parse_numbers, stand_ins
+from mless.values import FigureSpec, Panel, format_numbers, matched_models, parse_numbers
 
 
 def figure_spec(spec: StudySpec, highest: int = 10_000) -> FigureSpec:
@@ -118,7 +118,7 @@ def for_models(spec: StudySpec, models: Sequence[str]) -> list[StudySpec]:
     if spec.figure is None or not spec.figure.panels:
         return [spec.model_copy(update={"model": model}) for model in models]
     found: list[StudySpec] = []
-    for model, published in zip(models, stand_ins(published_models(spec), [[m] for m in models]), strict=True):
+    for model, published in zip(models, matched_models(published_models(spec), [[m] for m in models]), strict=True):
         panels = [panel for panel in spec.figure.panels if panel.model == published]
         figure = spec.figure.model_copy(update={"panels": panels})
         found.append(spec.model_copy(update={"model": model, "figure": figure}))

@@ -66,15 +66,15 @@ def _by_condition(
             f"accuracies are compared with condition 'none', which was not run (there are: {', '.join(sorted(there)) or 'no answers'}); "
             "add it to the study's conditions"
         )
-    _refuse_strangers(answers, there, conditions)
-    known_stated = _tells_stated(answers)
+    _refuse_unknown_answers(answers, there, conditions)
+    known_stated = _has_stated(answers)
     ordered = answers.sort_by([(name, "ascending") for name in ("condition", "item", "sample")])
     runs: dict[str, Answered] = {}
     known: dict[str, str | None] = {}
     # `none` first: the others are compared with it
     for name in sorted(conditions, key=lambda name: name != "none"):
         mine = ordered.filter(pc.field("condition") == name)
-        items = _checked_items(name, mine, list(known))
+        items = _same_items(name, mine, list(known))
         of_item = dict(zip(mine.column("item").to_pylist(), mine.column("cluster").to_pylist(), strict=True))
         for item, cluster in of_item.items():
             if known.setdefault(item, cluster) != cluster:
@@ -95,7 +95,7 @@ def _by_condition(
     return {name: runs[name] for name in conditions}, list(known), clusters
 
 
-def _refuse_strangers(answers: pa.Table, there: Sequence[str], conditions: Mapping[str, Condition]) -> None:
+def _refuse_unknown_answers(answers: pa.Table, there: Sequence[str], conditions: Mapping[str, Condition]) -> None:
     for column in ("model", "task"):
         several = answers.column(column).unique().to_pylist()
         if len(several) > 1:
@@ -123,7 +123,7 @@ def _refuse_strangers(answers: pa.Table, there: Sequence[str], conditions: Mappi
         )
 
 
-def _checked_items(name: str, mine: pa.Table, expected: Sequence[str]) -> list[str]:
+def _same_items(name: str, mine: pa.Table, expected: Sequence[str]) -> list[str]:
     """The condition's items, each with the same samples once, and the same items as `none`'s (`expected`, empty for `none`)."""
     keys = list(zip(mine.column("item").to_pylist(), mine.column("sample").to_pylist(), strict=True))
     for one, following in itertools.pairwise(keys):
@@ -148,7 +148,7 @@ def _checked_items(name: str, mine: pa.Table, expected: Sequence[str]) -> list[s
     return items
 
 
-def _tells_stated(answers: pa.Table) -> bool:
+def _has_stated(answers: pa.Table) -> bool:
     """Whether the table has `stated` for every answer. Older tables and imported answers in words do not."""
     if "stated" not in answers.column_names or answers.column("stated").null_count == len(answers):
         return False

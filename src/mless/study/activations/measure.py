@@ -71,13 +71,13 @@ class ActivationMeasurement(Measurement):
         def stream(take: Any) -> None:
             nonlocal done
 
-            def hand_on(_: int, rows: Rows) -> None:
+            def collect(_: int, rows: Rows) -> None:
                 for block in rows.blocks():
                     take(rows.layer, block)
 
             for first in range(0, len(prompts), size):
                 batch = prompts[first : first + size]
-                read_activations(bench.model, batch, layers=bench.layers, take=hand_on)
+                read_activations(bench.model, batch, layers=bench.layers, take=collect)
                 done += len(batch)
                 bench.progress.step("threshold of near zero, none", done, 4 * len(prompts))
 

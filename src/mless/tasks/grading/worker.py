@@ -47,12 +47,14 @@ class Worker:
         )
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         # A thread, because no portable call waits on a pipe for so many seconds.
-        self._reader = threading.Thread(target=_pump, args=(self._stream("stdout"), self._replies), daemon=True)
+        self._reader = threading.Thread(
+            target=_forward_lines, args=(self._stream("stdout"), self._replies), daemon=True
+        )
         self._reader.start()
-        hello = self._reply(_START_SECONDS)
-        if hello != {"ready": True}:
+        greeting = self._reply(_START_SECONDS)
+        if greeting != {"ready": True}:
             self.end()
-            cause = str(hello.get("fault", "it did not start")) if isinstance(hello, dict) else "it did not start"
+            cause = str(greeting.get("fault", "it did not start")) if isinstance(greeting, dict) else "it did not start"
             raise MlessError(
                 f"symbolic grading needs math-verify, but its worker failed: {cause}; "
                 "pip install math-verify, or grade by text alone with Grader(symbolic=False)"
@@ -88,7 +90,7 @@ class Worker:
                 self._stream(name).close()
 
 
-def _pump(stream: IO[bytes], replies: queue.SimpleQueue[str]) -> None:
+def _forward_lines(stream: IO[bytes], replies: queue.SimpleQueue[str]) -> None:
     for line in stream:
         replies.put(line.decode())
     replies.put("")
