@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MlessError(Exception):
-    """A fault the user can mend. The command prints its message on one line and leaves with exit code 2."""
+    """A fault the user can fix. The command prints its message on one line and exits with code 2."""
 
 
 class UnknownModel(MlessError):
@@ -40,7 +40,7 @@ class BadFolder(MlessError):
 
 
 class ProofFailed(MlessError):
-    """A self-check at load time did not hold; measuring on would give wrong numbers silently."""
+    """A self-check at load time failed; measuring would silently give wrong numbers."""
 
 
 class EngineFault(MlessError):

@@ -1,7 +1,7 @@
 """Items × condition → token ids with spans, and the alignment of two prompts of one item.
 
-Filler is inserted as *ids* into the rendered prompt, never as text: slashes merge ("/////" is one token in most tokenizers), and
-only so do both prompts of a pair hold the original tokens with identical ids, which is what makes alignment exact.
+Filler is inserted as *ids* into the rendered prompt, never as text, because slashes merge ("/////" is one token in most tokenizers). So
+both prompts of a pair hold the original tokens with identical ids, and alignment is exact.
 
 Where each placement is, for every tokenizer, is shown in docs/method.md.
 """
@@ -28,7 +28,7 @@ _SYSTEM_MARK, _QUESTION_MARK = "MLESSSYSTEMMARK", "MLESSQUESTIONMARK"
 class Points:
     """Where filler of each placement goes: places between the tokens of a prompt without filler.
 
-    All but `end` are None where they cannot be told; `why` then says why not, and the way out.
+    All but `end` are None where they are not known; `why` then gives the reason and the way out.
     """
 
     #: How many tokens there are.
@@ -138,7 +138,7 @@ def build_messages(
 
 
 def _refuse_as_text(condition: Condition) -> None:
-    """What cannot be said in the text of a conversation."""
+    """Refuse what the text of a conversation cannot express."""
     way = "use --engine hf or vllm, or --tokenizer DIR if the server takes token ids"
     if condition.of_kind.moves or condition.hidden:
         raise BadPrompt(
@@ -163,7 +163,7 @@ def _asked(item: Item, condition: Condition) -> Item:
 def shared_beginning(prompt: Prompt, condition: Condition) -> int:
     """How many of a prompt's first tokens every prompt of its condition begins with: all before what is an item's own.
 
-    A function of this prompt alone, so that it does not change with the company it is in.
+    A function of this prompt alone, whatever other prompts there are.
     """
     kind = condition.of_kind
     if condition.placement == "anywhere" and kind.placed:
@@ -287,7 +287,7 @@ def extents_of(
     """The characters of `text` that each token stands for; first == last where it stands for none.
 
     Some byte-level tokenizers trim offsets: they leave the spaces at a token's ends out. Such a gap between two tokens belongs to the one
-    that shows spaces when it is decoded; a token of spaces only, which would seem to stand for nothing, holds the whole gap.
+    that shows spaces when decoded. A token of spaces only holds the whole gap.
     """
     extents: list[tuple[int, int]] = []
     reached = 0

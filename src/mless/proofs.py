@@ -1,4 +1,4 @@
-"""Checked when a model is about to be measured: an instrument that is wrong for this model must say so, not print numbers."""
+"""Checks before a model is measured: an instrument that is wrong for this model must fail, not print numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prove(
     output:      the attention's output, likewise
     forward:     the model's hidden states are the same with the instrument on as without it
     causality:   another last token leaves every earlier hidden state as it was
-    restoration: after the instrument is taken off, the model's outputs are as before, to the bit where the machine repeats itself
+    restoration: after the instrument is taken off, the model's outputs are as before, to the bit where the machine repeats its bits
     """
     tokens = torch.tensor([prompt.token_ids[:_TOKENS]], device=model.device)
     before = _hidden(model, tokens)
@@ -62,7 +62,7 @@ def prove(
             found = _check_output(model, call.layer, "its attention output", out, eager_out, _OUTPUT[model.dtype])
             worst["output"] = max(worst["output"], found)
 
-        # Said, not guessed from the mask: where an indexer chooses a query's keys, a real token need not see itself.
+        # Given, not derived from the mask: where an indexer chooses a query's keys, a real token may not see itself.
         every = torch.ones(1, len(QUERY_SETS), tokens.shape[1], dtype=torch.bool, device=model.device)
         recorder.expect(every, torch.zeros_like(tokens))
         recorder.on_call = on_call
@@ -131,7 +131,7 @@ def prove_outputs(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
 def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> dict[str, Any]:
     """The same for activations: reading them changes no bit of the model's output, and leaves nothing behind.
 
-    And what is read is what the MLP goes on with: a gated MLP's output, computed anew from it, is the one the model computed.
+    And the model uses the value that is read: a gated MLP's output, computed again from it, equals the model's.
     """
     tokens = torch.tensor([prompt.token_ids[:_READING_TOKENS]], device=model.device)
     points = activation_points(model.model, list(layers))
@@ -165,7 +165,7 @@ def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
         )
     if _gap(before, after) > _RESTORED[model.dtype] or hooks() != attached:
         raise ProofFailed(f"{model.label}: the model is not as before once its activations were read")
-    # Rounding of the model's own dtype is all that may lie between two ways to the same product.
+    # Two ways to compute the same product may differ only by rounding in the model's dtype.
     if worst > 64 * torch.finfo(inside.dtype).eps:
         raise ProofFailed(
             f"{model.label}: an MLP's output differs by {worst:.1g} (relative) from the one computed from the activation that was read, so that is "
@@ -188,8 +188,8 @@ def _other_last(model: LoadedModel, tokens: Tensor) -> Tensor:
 def _gap(first: Tensor, second: Tensor) -> float:
     """The relative change of a token's hidden state, mean over tokens.
 
-    Per token, because some have hidden states a hundred times larger, which would hide the rest; the mean, because in a mixture of
-    experts a rounding can send one token to another expert, and that token then changes altogether.
+    Per token, because some hidden states are a hundred times larger and would hide the rest. The mean, because in a mixture of experts
+    rounding can send one token to another expert and change it completely.
     """
     if not first.numel():
         return 0.0
@@ -243,7 +243,7 @@ def _eager(model: LoadedModel, call: Call) -> tuple[Tensor, Tensor]:
     q, k, v = call.query.float(), call.key.float(), call.value.float()
     eager: Any = getattr(sys.modules[type(call.module).__module__], "eager_attention_forward", None)
     if own_of(call.module) is not None and not registered(call.module):
-        # Such a family has no function to ask. What its row says of scale, mask and bias is held against its own code by `forward`.
+        # Such a family has no function to ask. `forward` checks the row's scale, mask and bias against the family's own code.
         matrix, _ = probabilities(q, k, visible=call.mask, **call.score)
         values = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         return (matrix @ values.double()).transpose(1, 2).float(), matrix

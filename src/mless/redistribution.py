@@ -1,8 +1,8 @@
 """ARM, activation redistribution: the smallest activations of a layer keep their sign and get a random magnitude (docs/arm.md).
 
-`redistribute` is the pure function; `arm` and `attach_arm` place it behind the non-linearity of a transformers model's MLPs, through module
-hooks, and take it out again. Every number it draws is a function of (row's seed, position among the row's real tokens, unit), and with scope
-``token`` every statistic is the token's own: so a row's result depends neither on its batch nor on how its tokens were divided into calls.
+`redistribute` is the pure function. `arm` and `attach_arm` put it after the non-linearity of a transformers model's MLPs with module hooks,
+and remove it again. Every number it draws is a function of (row's seed, position among the row's real tokens, unit). With scope ``token``
+every statistic is the token's own. So a row's result depends neither on its batch nor on how its tokens are divided into calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mless.values import MAD_TO_SD, ArmSettings, arm_settings
 
 __all__ = ["ArmHandle", "arm", "attach_arm", "attached", "redistribute"]
 
-#: Layers that ARM is in, by their MLPs: a second one would redistribute what the first has drawn.
+#: MLPs that have ARM already: a second ARM would redistribute the first one's values.
 _PLACED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -47,8 +47,8 @@ def redistribute(
     """The activations with the smallest of them redistributed; the input is left as it is.
 
     Give `settings`, or their fields: ``redistribute(a, c=0.13, p1=99.5, scope="tensor")``. `real` marks the tokens that are not padding (all,
-    by default): padding enters no statistic and is returned unchanged. `positions` counts each row's real tokens from 0 and `seeds` gives each
-    row a seed of its own in place of the settings'; both decide what is drawn, and nothing else does.
+    by default): padding enters no statistic and is returned unchanged. `positions` counts each row's real tokens from 0. `seeds` gives each
+    row its own seed instead of the settings'. What is drawn depends on these two only.
     """
     if settings is None:
         settings = arm_settings(**parameters)
@@ -67,7 +67,7 @@ def _redistributed(
     positions: Int[Tensor, "rows tokens"] | None,
     seeds: Int[Tensor, " rows"] | None,
 ) -> Float[Tensor, "rows tokens units"]:
-    """`redistribute` with the rule looked up: a compiler that looks into this cannot look into a search for plugins."""
+    """`redistribute` with the rule already looked up, because a compiler cannot trace a search for plugins."""
     if not isinstance(activations, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadStudy(f"redistribute takes a tensor of rows × tokens × units, got {type(activations).__name__}")
     if activations.ndim != 3 or not activations.is_floating_point():
@@ -109,7 +109,7 @@ def _choose(
 ) -> tuple[Bool[Tensor, "pools values"], Float[Tensor, "pools 1"], Float[Tensor, "pools 1"]]:
     """Which values are the k smallest of each pool, and how far the positive and the negative ones may go.
 
-    By sorting: exact, without a host sync, the same on every device. What is not counted sorts behind everything that is.
+    By sorting: exact, without a host sync, the same on every device. Values that do not count sort last.
     """
     size = pools.shape[-1]
     n = counted.sum(-1, keepdim=True) if counted is not None else torch.full_like(pools[:, :1], size, dtype=torch.long)
@@ -164,7 +164,9 @@ _STEP = 0x9E3779B9
 
 
 def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """MurmurHash3's finaliser: every bit of the input reaches every bit of the output. 32 bits, held in 64 for want of unsigned ones."""
+    """MurmurHash3's finaliser: every bit of the input reaches every bit of the output. Its 32 bits are held in 64, because torch lacks
+    unsigned integers.
+    """
     x = x & _LOW
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
@@ -178,8 +180,9 @@ def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 def arm(model: nn.Module | LoadedModel, **parameters: Any) -> Generator[ArmHandle]:
     """Inside the block `model` runs with ARM: ``with mless.arm(model, c=0.13, p1=99.5, layers=[1]): model.generate(…)``.
 
-    Parameters are those of `ArmSettings` and `preset`, a model's name in table 9. The model is as before once the block is left, by
-    whatever road. What `mless.load` gave will do too; for pipelines give ``pipe.model``; a `torch.compile`d model is compiled anew on entering and leaving.
+    Parameters are those of `ArmSettings` and `preset`, a model's name in table 9. Afterwards, even on error, the model is as before. A
+    model from `mless.load` works too; for pipelines give ``pipe.model``. A `torch.compile`d model is compiled again on entering and
+    leaving.
     """
     with attached(model, arm_settings(**parameters)) as handle:
         yield handle
@@ -240,7 +243,7 @@ class ArmHandle:
         ]
         self._patched: list[nn.Module] = []
         for point in points:
-            # Before any other hook, so that whoever listens there hears what the model computes with.
+            # Before any other hook, so that other hooks see the values the model uses.
             self._hooks.append(point.act.register_forward_hook(_Hook(self, point), prepend=True))
             if point.gated and "forward" not in vars(point.owner):
                 point.owner.forward = _Fused(self, point)
@@ -274,7 +277,7 @@ class ArmHandle:
     # ---- what the forward under way says of its tokens
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # What is traced here lives on in the compiled code, whoever compiles it and when.
+        # Traced code stays in the compiled model, however it is compiled.
         self._compiled |= torch.compiler.is_compiling()
         kwargs = dict(zip(self._names, args, strict=False)) | dict(kwargs)
         given = kwargs.get("inputs_embeds")
@@ -346,7 +349,7 @@ class _Hook:
 
 
 class _Fused:
-    """A gated MLP's forward with act, select, replace and times-up in one kernel; where that cannot be, its own forward with the hook."""
+    """A gated MLP's forward in one kernel: activation, selection, replacement, times `up`. Where that fails, its own forward with the hook."""
 
     def __init__(self, handle: ArmHandle, point: ActivationPoint) -> None:
         self._handle, self._point = handle, point
@@ -358,7 +361,7 @@ class _Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         owner = self._owner
-        # Others who listen at the activation must hear it, whenever they came, so then it is computed by itself.
+        # Other hooks on the activation, added at any time, must be called; then it is computed separately.
         if self._act is None or _hooks(self._point.act) != 1 or not redistributing.fits(x):
             return self._forward(x)
         gate, up = owner.gate_proj(x), owner.up_proj(x)
@@ -369,7 +372,7 @@ class _Fused:
         shape = gate.shape
         if shape[:-1] != call.shape:
             gate, up = gate.reshape(*call.shape, shape[-1]), up.reshape(*call.shape, shape[-1])
-        # A token's own statistics know no padding, and what padding becomes nobody sees.
+        # Statistics per token need no padding mask, and the values of padding are not used.
         hidden = redistributing.rows(
             gate, self._settings, positions=call.positions, seeds=call.seeds, up=up, act=self._act
         )  # fmt: skip

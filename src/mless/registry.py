@@ -73,7 +73,7 @@ def register(what: str, name: str, thing: object) -> None:
     object itself, or a text ``module:attribute`` that is imported when it is first needed. A name that is taken is refused.
 
     Processes started from this one find the thing too: it is added to MLESS_PLUGINS in this process's environment. They import it by its
-    module, so its module must be one that they can import. What is defined in ``__main__`` (a script, a notebook) is not handed on.
+    module, so its module must be one that they can import. What is defined in ``__main__`` (a script, a notebook) is not passed on.
     """
     caller = _calling_module()
     table_of(what).add(name, thing, caller)
@@ -98,7 +98,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def _entry(what: str, name: str, thing: object, caller: str) -> str | None:
-    """How another process finds the thing; None where it cannot, or need not be told."""
+    """How another process finds the thing; None where it cannot, or does not need it."""
     if caller in _entries():
         return None  # that module is imported there anyway, and registers the thing as it did here
     address = _address(thing)
@@ -246,7 +246,7 @@ class Registry(Generic[T]):
         held = self._added.get(name)
         if held is not None:
             again = held is thing or (_address(held) is not None and _address(held) == _address(thing))
-            # A notebook's cell may be run again, and makes its values anew.
+            # A notebook's cell may run again and make its values again.
             return None if again or origin == self._origins.get(name) == "__main__" else _shown(held)
         point = self._found_entry_points().get(name)
         return _origin(point) if point is not None and point.value != _address(thing) else None

@@ -1,4 +1,4 @@
-"""The values that pass between rooms: items, conditions, spans, prompts. Plain and frozen; no behaviour beyond themselves."""
+"""The values shared by all packages: items, conditions, spans, prompts. Plain and frozen."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 class ArmSettings:
     """What ARM does to the activations of `layers` (numbered from 1); docs/arm.md says each in full.
 
-    The share of values that is redistributed is `fraction`, or the share below 1.4826 · MAD(|a|) · `c`, kept within `p_min` and `p_max`;
-    exactly one of the two is given. `p1` is the percentile that bounds the new positive values. `scope` says whose values are pooled: each
-    token's own, the row's real tokens in the call, or all of the call's. `rule`, a name in `arm_rules.rules`, says whether the new value
-    replaces the old or is added.
+    The share of redistributed values is `fraction`, or the share below 1.4826 · MAD(|a|) · `c`, kept within `p_min` and `p_max`. Exactly
+    one of `fraction` and `c` is given. `p1` is the percentile that bounds the new positive values. `scope` says which values are pooled:
+    each token's, those of the row's real tokens in the call, or all of the call. `rule`, a name in `arm_rules.rules`, says whether the new
+    value replaces the old or is added.
     """
 
     c: float | None = None
@@ -126,7 +126,7 @@ def arm_variant(one: ArmSettings) -> str | None:
 
 
 def arm_settings(preset: str | None = None, variant: str | None = None, **given: Any) -> ArmSettings:
-    """A preset's parameters with what is `given` in their place; the published c = 0.13 where nothing says how much to change.
+    """A preset's parameters, replaced by those `given`; the published c = 0.13 where no share is given.
 
     `preset` is a model of table 9, `variant` says as whom: row-stable (mless), released (the published code) or paper (its text).
     """
@@ -184,12 +184,11 @@ def arm_words(one: ArmSettings) -> str:
 class Condition:
     """How an item's prompt, or the model, is changed.
 
-    ``kind`` is a name in `conditions.kinds`: ``none`` (nothing inserted), ``repeat`` (the filler's tokens again and again, cut to `length` of
-    them), ``text`` (natural text cut to `length` tokens), ``tokens`` (`length` random tokens, each item's own), ``shift`` (no token inserted,
-    but positions counted on as if `length` had been), or one from outside mless. `hidden` filler stands in the prompt and is seen by no other
-    token. The rest is for answers only: another
-    `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature` and put to the vote
-    (self-consistency); `again` is the same prompts once more (the A/A control).
+    ``kind`` is a name in `conditions.kinds`. ``none``: nothing inserted. ``repeat``: the filler's tokens repeated, cut to `length` tokens.
+    ``text``: natural text cut to `length` tokens. ``tokens``: `length` random tokens, different for each item. ``shift``: no token
+    inserted, but positions shifted by `length`. Or one from outside mless. `hidden` filler is in the prompt but no other token sees it. The
+    rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature`
+    for a vote (self-consistency). `again` repeats the same prompts (the A/A control).
     """
 
     name: str
@@ -426,8 +425,8 @@ class FigureSpec:
 def matched_models(published: Sequence[str], given: Sequence[Sequence[str]]) -> list[str]:
     """For each given model, by its names, the published one whose panels it shows.
 
-    A name counts before a position: Llama gets Llama's panels wherever it stands in the list. Models by other names take those left over
-    in their order where there are as many models as published ones, else the first one's panels.
+    A name counts before a position: Llama gets Llama's panels wherever it stands in the list. Models with other names take the remaining
+    ones in order where there are as many models as published ones, else the first one's panels.
     """
     by_name = {_plain_model(model): model for model in reversed(published)}
     named = [next((by_name[key] for key in map(_plain_model, names) if key in by_name), None) for names in given]

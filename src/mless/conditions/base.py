@@ -1,4 +1,4 @@
-"""What a kind of condition says of itself. Prompts, words and checks ask it; none of them knows kinds by name."""
+"""The base class of condition kinds. Prompts, words and checks use it; none of them knows kinds by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Kind:
-    """A kind of condition. This one does nothing to a prompt; a kind of one's own overrides what it does.
+    """A kind of condition. This one does nothing to a prompt; a kind of your own overrides what it changes.
 
     Anything random must be a function of (seed, item): `seeded` gives a generator for that.
     """
@@ -77,7 +77,7 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def refuse_surrogates(text: str, what: str) -> None:
-    """A tokenizer takes Unicode text only; half a surrogate pair comes in through a script or a mangled command line."""
+    """Refuse half a surrogate pair, which no tokenizer takes; it may come from a script or a broken command line."""
     if half := re.search("[\ud800-\udfff]", text):
         raise BadPrompt(f"{what}: {half[0]!r} is half a character (a lone surrogate), not text; remove it")
 

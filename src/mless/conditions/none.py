@@ -1,4 +1,4 @@
-"""``none``: nothing is inserted. What else a condition changes (system text, ARM, …) is not the kind's business."""
+"""``none``: nothing is inserted. Other changes of a condition (system text, ARM, …) do not depend on its kind."""
 
 from __future__ import annotations
 

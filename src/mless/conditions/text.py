@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Text(Kind):
-    """Sentences in an order of the item's own; more rounds, in other orders, where they run out."""
+    """Sentences in the item's own order; where they run out, again in another order."""
 
     inserts = True
     own = True
@@ -40,7 +40,7 @@ class Text(Kind):
 
 
 def _rounds(sentences: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """All sentences, shuffled anew every time."""
+    """All sentences, shuffled again every time."""
     if not any(sentence.strip() for sentence in sentences):
         raise BadPrompt("natural-text filler needs sentences, and none were given")
     while True:

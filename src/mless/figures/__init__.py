@@ -37,10 +37,10 @@ def draw(
 ) -> list[Path]:
     """Draw `spec` from stored results and write ``<out>/<id>.<format>`` (``<first folder>/figures`` unless told otherwise).
 
-    `layer` and `heads` (numbered from 1; ``"2,5"``, ``"all"`` or ``"most-shifted:3"``) replace the published ones, `item` (its number
-    from 1, or its id) shows one prompt instead of the mean, and `omit_first` leaves out the first token, as the study says by default.
-    Folders of answers and of attention may be given together where a figure has a half of each. `formats` are png, svg and pdf for a
-    picture, md, csv and tex for a table. The same input gives the same bytes.
+    `layer` and `heads` (numbered from 1; ``"2,5"``, ``"all"`` or ``"most-shifted:3"``) replace the published ones. `item` (its number from
+    1, or its id) shows one prompt instead of the mean. `omit_first` leaves out the first token; by default the study decides. Folders of
+    answers and of attention may be given together where a figure has a half of each. `formats` are png, svg and pdf for a picture, md, csv
+    and tex for a table. The same input gives the same bytes.
     """
     if not folders:
         raise BadStudy(f"figure {spec.id}: no result folder given; `mless figure {spec.id} --model …` makes one")
@@ -77,7 +77,7 @@ def check(
     formats: Sequence[str] | None = None,
     out: Path | None = None,
 ) -> None:
-    """Refuse what `draw` could not draw or write whatever the results are; before a run it spares the wait."""
+    """Refuse what `draw` could never draw or write; called before a run, so that it fails early."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", spec.id):
         raise BadStudy(f"figure id {spec.id!r} becomes a file name: letters, digits, dot, dash and underscore only")
     _check_formats(spec, default_formats(spec) if formats is None else formats)
@@ -111,7 +111,7 @@ def _check_formats(spec: FigureSpec, formats: Sequence[str]) -> None:
 
 
 def _check_writable(out: Path) -> None:
-    """Tried, not asked: what permissions say and what a file system does are two things. Leaves nothing behind."""
+    """Tries to write, because permissions alone do not tell whether a file system allows it. Leaves nothing behind."""
     there = out
     try:
         there = next(place for place in (out, *out.absolute().parents) if place.exists())

@@ -20,7 +20,7 @@ from mless.results.answers import StoredAnswers, shown_rows
 from mless.results.pictures import Drawing
 from mless.results.schemas import Accuracy
 
-#: Bars this far apart, in inches, have room above them for a p-value, for a number, for a number that is turned.
+#: Distance of bars in inches that leaves room above them for a p-value, a number, a turned number.
 WORDS_PITCH, NUMBER_PITCH, TURNED_PITCH = 0.52, 0.27, 0.12
 #: Below it a whole per cent stands upright.
 RATE_PITCH = 0.2
@@ -76,7 +76,7 @@ def bars_title(groups: Sequence[Group]) -> str:
 
 
 def groups_of(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> list[Group]:
-    """Per folder the rows of the conditions asked for that were run, named by what tells the folders apart."""
+    """Per folder the rows of the requested conditions that were run, named by what differs between folders."""
     rows = [_rows(folder, conditions) for folder in folders]
     return [Group(*parts) for parts in zip(folders, labels_of(folders), rows, strict=True)]
 
@@ -109,7 +109,7 @@ def with_control(folder: StoredAnswers, conditions: Sequence[str]) -> list[str]:
 
 
 def put_bars(place: FigureBase, groups: Sequence[Group], width: float) -> None:
-    """Draw the bars, what was cut off or gave no answer, and the strip of changes into a figure or a part of one, `width` inches wide."""
+    """Draw the bars, the shares cut off and without answer, and the strip of changes into a figure or a part of it, `width` inches wide."""
     names = list(dict.fromkeys(name for group in groups for name in group.rows))
     looks = looks_of(names, [group.folder for group in groups])
     at = _places(groups)
@@ -187,7 +187,7 @@ def caption_of(said: Sequence[str]) -> str:
 
 
 def together(note: str) -> str:
-    """A line that begins with a per cent sign looks like a slip, so it does not leave its number."""
+    """Keep a per cent sign on the line of its number."""
     return note.replace(" %", "\u00a0%")
 
 
@@ -268,7 +268,7 @@ def _put_changes(
 
 
 def _put_rates(axes: Axes, group: Group, places: Mapping[str, float], pitch: float) -> None:
-    """Two numbers under each bar: bars are only worth comparing where as many answers came to an end."""
+    """Two numbers under each bar, because bars can be compared only where equally many answers ended."""
     said = wording.percent if pitch >= WORDS_PITCH else wording.whole_percent
     for name, row in group.rows.items():
         for line, share in ((1, row.truncated), (0, row.no_answer)):

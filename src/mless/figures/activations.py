@@ -107,7 +107,7 @@ def _draw_histograms(
     width = float(counts["none"]["width"][0])
     total = {name: float(found["linear"].sum()) for name, found in counts.items()}
     edges = linear_edges(width)
-    # The tails that hold a millionth of the values would make the rest a spike.
+    # Without the outer millionth of the values, which would turn the rest into a spike.
     shares = {name: found["linear"][1:-1] / total[name] for name, found in counts.items()}
     kept = np.flatnonzero(np.max(list(shares.values()), axis=0) > 1e-6)
     first, last = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, len(edges) - 1)
@@ -151,7 +151,7 @@ def _steps(axes: Axes, edges: np.ndarray, values: np.ndarray, name: str) -> None
 def _draw_ratio(
     axes: Axes, counts: Mapping[str, Mapping[str, np.ndarray]], width: float, with_arm: Sequence[str]
 ) -> None:
-    """How often each magnitude occurs beside how often it does without, by halves of an octave; filler decides the axis, as elsewhere."""
+    """Frequency of each magnitude relative to `none`, by half octaves; the filler conditions set the axis."""
     joined = LOG_PARTS // 2
 
     def octaves(found: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -196,7 +196,7 @@ def _change(row: Mapping[str, Any], key: str) -> float:
 
 
 def _reach(rows: Sequence[Mapping[str, Any]], folder: StoredActivations, margin: float = 0.15) -> tuple[float, float]:
-    """The axis: what filler does decides it, because ARM does so much more that filler would be a flat line beside it."""
+    """The axis limits, set by the filler conditions: ARM changes so much more that filler would be a flat line."""
     filler = [row for row in rows if not folder.with_arm(row["condition"])] or list(rows)
     ends = [_change(row, key) for row in filler for key in ("lo", "hi", "difference") if not math.isnan(row[key])]
     low, high = min([0.0, *ends]), max([0.0, *ends])

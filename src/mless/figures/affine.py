@@ -23,7 +23,7 @@ from mless.results.pictures import Drawing
 from mless.results.reading import StoredResults, StoredStudy
 from mless.values import format_numbers, head_name
 
-#: An R² further down is drawn at the edge, with its own mark: how bad a bad prediction is would flatten all others.
+#: A lower R² is drawn at the edge with its own mark; its true value would flatten all others.
 LOWEST = -0.6
 
 #: Small panels by layer: column of affine.parquet, title, what its axis says.
@@ -230,7 +230,7 @@ def _percent(points: Mapping[str, np.ndarray], name: str) -> str:
 
 
 def _limits(fields: Sequence[Mapping[str, np.ndarray]]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Alike for all panels and both directions, so that lengths can be compared; with room at the foot for what is said there."""
+    """The same for all panels and both directions, so that lengths can be compared; with room for the text at the foot."""
     ends: list[tuple[float, float]] = []
     for axis in "xy":
         values = np.concatenate([one[axis + name].astype(float) for one in fields for name in _MARKS])
@@ -272,7 +272,7 @@ def _draw_field(axes: Axes, one: _Shown, name: str, limits: tuple[tuple[float, f
         x, y, x_after - x, y_after - y, angles="xy", scale_units="xy", scale=1, color=colour, alpha=0.75, width=0.005, headwidth=4.2,
         headlength=4.6, headaxislength=4.2, zorder=3,
     )  # fmt: skip
-    # What is left between the arrow's tip and the prediction.
+    # The residual between the arrow's tip and the prediction.
     axes.plot(np.stack([x_after, x_fit]), np.stack([y_after, y_fit]), color="0.35", linewidth=0.4, zorder=3.5)
     axes.plot(x_fit, y_fit, linestyle="none", marker="x", markersize=2.8, markeredgewidth=0.7, color="black", zorder=4)
     row = one.of_head.get(name)

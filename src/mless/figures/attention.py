@@ -351,7 +351,7 @@ def _caption(kind: str, plots: Sequence[Plot], queries: QuerySet) -> str:
 
 
 def _items_along(plots: Sequence[Plot], measured: Measured) -> str:
-    """``24 down to 10``: of how many of a folder's items the drawn means are made, from the most to the fewest."""
+    """``24 down to 10``: the number of items behind the drawn means, from most to fewest."""
     drawn = [curve.n[np.isfinite(curve.mean)] for p in plots if p.measured is measured for curve in p.curves]
     counts = np.concatenate(drawn) if drawn else np.zeros(0, dtype=int)
     if not counts.size:

@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class FillerPlace:
-    """Where the filler runs along the full sequence: the place of all or most items, or only the range they vary over."""
+    """Where the filler lies in the full sequence: the place in most items, or only the range over items."""
 
     runs: tuple[tuple[int, int], ...]
     share: float

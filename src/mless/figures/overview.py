@@ -23,7 +23,7 @@ from mless.results.reading import StoredResults
 from mless.stats import Margins
 from mless.values import MASS_NAMES, QuerySet, format_numbers
 
-#: A retained share inside these margins is not told apart from 1; outside, it *drops* or *rises*.
+#: A retained share inside these margins counts as 1; outside, it *drops* or *rises*.
 MARGINS = (Margins().drop, Margins().rise)
 
 
@@ -49,7 +49,7 @@ def draw_map(folders: Sequence[StoredResults], conditions: Sequence[str], querie
     by_exponent = _all_have_exponents(found)
     left_out: list[str] = []
     if by_exponent:
-        # What inserts nothing dilutes nothing: such a condition has no ε to show.
+        # A condition that inserts nothing has no ε.
         left_out = list(dict.fromkeys(name for own in found for name, rows in own if not _has_exponents(rows)))
         found = [[(name, rows) for name, rows in own if _has_exponents(rows)] for own in found]
     column = "epsilon" if by_exponent else "retained"
@@ -229,7 +229,7 @@ def _put_points(
     shift: float,
     every: Sequence[int],
 ) -> tuple[np.ndarray, float]:
-    """Values with their intervals; where they stand, and how far that is beside their layer."""
+    """Values with their intervals, and their places with the offset from their layer."""
     at = np.array([float(r["layer"]) for r in rows]) + shift
     value, lo, hi = (np.array([_number(r[key]) for r in rows]) for key in columns)
     axes.vlines(at, lo, hi, color=colour, linewidth=1.1, alpha=0.75)
@@ -379,8 +379,8 @@ class _Exponents:
 
 
 def _end_of_scale(sizes: Float[np.ndarray, " values"], least: float) -> float:
-    # A few extreme heads would wash out all others, so the scale ends at the 99th percentile and says so with its
-    # arrows; it never gets so narrow that noise looks like an effect.
+    # The scale ends at the 99th percentile, marked by arrows, because a few extreme heads would pale all others. It has a minimum width, so
+    # that noise does not look like an effect.
     return max(float(np.quantile(sizes, 0.99)) if sizes.size else 0.0, least)
 
 

@@ -212,7 +212,7 @@ def _put_sweep(axes: Axes, sweep: Sweep, colour: str, marker: str) -> None:
 
 
 def _tested(sweep: Sweep, choice: Choice) -> list[tuple[float, Accuracy]]:
-    """Where the chosen length and `none` stand on the test split: a little beside the dev split's line, so as not to lie on it."""
+    """The chosen length and `none` on the test split, drawn a little beside the dev split's line."""
     beside = 0.018 * max(sweep.rows)
     return [(choice.length + beside, choice.tested), (beside, choice.none)]
 
@@ -329,7 +329,7 @@ def _put_metrics(
 
 
 def _put_bar_rates(axes: Axes, rows: Sequence[Accuracy], looks: Mapping[str, Mapping[str, Any]], room: float) -> None:
-    """Bars of what was cut off and of what gave no answer, in each the conditions side by side; they are of answers, whatever the metric."""
+    """Bars of the shares cut off and without answer, conditions side by side. They count answers, whatever the metric."""
     names = list(looks)
     step = len(names) + 0.9
     pitch = room / (step * len(RATES))

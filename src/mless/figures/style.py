@@ -58,7 +58,7 @@ class Picture:
 
 @contextmanager
 def applied() -> Generator[None]:
-    """Our settings on top of matplotlib's defaults, whatever the user's matplotlibrc says; all put back on exit."""
+    """Our settings on top of matplotlib's defaults, whatever the user's matplotlibrc says; restored on exit."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(

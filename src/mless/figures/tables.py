@@ -43,11 +43,11 @@ def write_tables(
 ) -> list[Path]:
     """Write ``<out>/<spec_id>.<format>`` from the folders' accuracy.parquet.
 
-    ``table1`` to ``table3`` have a row per model (and condition) and columns per task, ``table4`` names conditions by their placement and
-    ``table5`` by their filler, ``table6`` and ``table7`` have a row per condition, ``table8`` one per condition and pass@k; any other id
-    is the plain table, a row per condition, split and metric. `conditions` are those to show, in their order; all unless given,
-    and the A/A control always. CSV has all of accuracy.parquet's columns for the conditions shown, and every digit. ``table9`` is of ARM's
-    parameters, from the folders of `mless tune`.
+    ``table1`` to ``table3`` have a row per model (and condition) and columns per task. ``table4`` names conditions by their placement,
+    ``table5`` by their filler. ``table6`` and ``table7`` have a row per condition, ``table8`` one per condition and pass@k. Any other id is
+    the plain table: a row per condition, split and metric. `conditions` are those to show, in their order; all unless given, and the A/A
+    control always. CSV has all of accuracy.parquet's columns for the conditions shown, and every digit. ``table9`` is of ARM's parameters,
+    from the folders of `mless tune`.
     """
     if not folders:
         raise BadStudy(f"table {spec_id}: no result folder given; `mless run accuracy --out …` makes one")
@@ -101,9 +101,9 @@ def _kept(folder: StoredAnswers, conditions: Sequence[str]) -> list[Accuracy]:
 
 
 def _by_condition(spec_id: str, shown: Sequence[_Shown]) -> Table:
-    """Table 4, table 5 and the plain one differ in what a condition is called, and in the plain one's having every split and metric.
+    """Table 4, table 5 and the plain one differ in the names of conditions; the plain one has every split and metric.
 
-    Table 4 and table 5 invite a choice by looking, so they show the items it was not made on below all items.
+    Tables 4 and 5 invite a choice, so below all items they show the test items, on which no choice was made.
     """
     labelled = {BY_PLACEMENT: "placement", BY_FILLER: "filler"}.get(spec_id)
     if labelled:

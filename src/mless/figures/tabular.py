@@ -10,7 +10,7 @@ from mless.results import wording
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell says. `code` is a text of the prompt and shown sign by sign, `marked` stands out."""
+    """What a cell says. `code` is a text of the prompt, shown character by character; `marked` cells are bold."""
 
     text: str
     code: bool = False
@@ -55,8 +55,8 @@ def _md(text: str) -> str:
     )
 
 
-# Quotes by their codes, because OT1 has no straight ones by name and some pairs of signs would be drawn as one. A bracket or a star
-# that begins a row would be taken for an argument of the line break before it.
+# Quotes by their codes, because OT1 has no named straight ones and some pairs of signs become one. A bracket or a star that begins a row
+# would be taken for an argument of the line break before it.
 _TEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",

@@ -28,7 +28,7 @@ Message = Mapping[str, Any]
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """A module of a package that mless does not install by itself; without it, the way to get it."""
+    """A module of a package that mless does not install; an error says how to get it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as fault:
@@ -134,7 +134,7 @@ class Filled:
 
 
 def key_of(text: str) -> str:
-    """What stands for an item where only its text is known: the same under every condition, in every process."""
+    """An item's id where only its text is known: the same under every condition and in every process."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
     inspect eval task.py --model mless/<model> -M condition=mless -M length=55 -M arm_c=0.13
 
-Inspect finds it by its entry point. Requests that come together are answered together, and no answer depends on its company: the engine is
+Inspect finds it by its entry point. Requests that arrive together are answered together, and no answer depends on the others: the engine is
 row-stable. What a request asks for and the engine cannot do is refused by name.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Typed loosely: lint must pass where Inspect is not installed.
 _model: Any = needed("inspect_ai.model", "inspect", "Inspect")
-_samples: Any = importlib.import_module("inspect_ai.log._samples")  # it has no public word for the epoch under way
+_samples: Any = importlib.import_module("inspect_ai.log._samples")  # it has no public name for the current epoch
 WHO = "the Inspect provider 'mless'"
 
 #: Tokens of prompt and answer together, unless -M context says otherwise: what a row's cache is made for, and part of the numbers.
@@ -40,7 +40,7 @@ CONTEXT = 2048
 MAX_TOKENS = 512
 #: Rows of one forward, part of the numbers too.
 SLOTS = {"cpu": 8}
-#: How long the engine waits for company once a request is there, in seconds: Inspect sends its samples one after another.
+#: Seconds that the engine waits for further requests, because Inspect sends its samples one after another.
 _WAIT_FOR_MORE = 0.05
 _POLL = 0.01
 #: Options that change what is drawn and that the engine does not have. Those about connections, caching and retries are Inspect's own.
@@ -131,11 +131,11 @@ class MlessAPI(_model.ModelAPI):
             while not future.done():
                 await anyio.sleep(_POLL)
         finally:
-            future.cancel()  # nobody waits any more; one that is done stays done
+            future.cancel()  # no longer awaited; a finished one stays finished
         return self._output(future.result(), len(request.token_ids), time.monotonic() - began)
 
     def _answer_seed(self, seed: int | None, messages: list[dict[str, Any]], decoding: Decoding, sample: Any) -> int:
-        """The seed of an answer's random numbers, that of an epoch its own: a retry that makes up for epoch 2 alone draws as epoch 2."""
+        """The seed of an answer's random numbers. Each epoch has its own, so a retry of epoch 2 alone draws as epoch 2."""
         place = (str(sample.sample.id), sample.epoch) if sample is not None else ()
         times = self._inside.setdefault(sample, Counter()) if sample is not None else self._outside
         key = key_of(repr((messages, decoding)))
@@ -349,7 +349,7 @@ class _Worker:
                 together[decoding].append((request, future))
                 count += 1
             try:
-                # What waits already is taken along however much it is; the engine admits it as rows become free.
+                # All waiting requests are taken; the engine admits them as rows become free.
                 one = self._asked.get(timeout=_WAIT_FOR_MORE if count < self.slots else 0.001)
             except queue.Empty:
                 return True
@@ -360,6 +360,6 @@ class _Worker:
         try:
             for reply in self._engine.generate([request for request, _ in asked], decoding):
                 waiting.pop(reply.key).set_result(reply)
-        except Exception as fault:  # noqa: BLE001 - this thread has no caller: whatever it is belongs to those who wait, or they wait for ever
+        except Exception as fault:  # noqa: BLE001 - this thread has no caller: without the error the waiting requests would wait for ever
             for future in waiting.values():
                 future.set_exception(fault)

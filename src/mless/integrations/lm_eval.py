@@ -3,7 +3,7 @@
     python -m mless.integrations.lm_eval --model mless --model_args pretrained=…,condition=mless,length=55,arm_c=0.13 --tasks …
 
 is lm-eval's own command with this model registered; importing this module registers it for `simple_evaluate(model="mless", …)`. With
-condition none and no ARM nothing of the backend's is touched, so its numbers are those of `hf`.
+condition none and no ARM the backend is unchanged, so its numbers are those of `hf`.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class MlessLM(_Backend):
         if self._inserts:
             filler_ids(
                 self.tokenizer, self.condition, 0, ""
-            )  # one that this tokenizer splits is told before any item is asked
+            )  # a filler that this tokenizer splits is refused before any item is asked
         if self.condition.arm is not None:
             from mless.redistribution import ArmHandle
 
             self._arm = ArmHandle(self.model, self.condition.arm)
-            # A model that was handed in outlives this object, and must not keep ARM; at the interpreter's end nobody asks it any more.
+            # A model passed in outlives this object and must not keep ARM. At the interpreter's end it is no longer used.
             weakref.finalize(self, self._arm.detach).atexit = False
 
     def detach_arm(self) -> None:
-        """Take ARM out of the model now. It happens by itself when this object goes, for a model that was handed in and lives on."""
+        """Take ARM out of the model now. For a model that was passed in this also happens when this object is deleted."""
         if self._arm is not None:
             self._arm.detach()
             self._arm = None
@@ -189,7 +189,7 @@ class MlessLM(_Backend):
             return self.model(input_ids=inps, attention_mask=mask).logits
 
     def _length_of(self, row: list[int]) -> int:
-        """How many of a row's tokens are real: the backend pads with zeros and does not say, but it was asked for this row."""
+        """How many of a row's tokens are real. The backend pads with zeros and does not say; the request does."""
         bare = len(row)
         while bare and row[bare - 1] == 0:
             bare -= 1

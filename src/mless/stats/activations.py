@@ -1,7 +1,7 @@
-"""Statistics of activations, from blocks of tokens × units that pass by once: moments, norms, Gini, counts near zero, histograms.
+"""Statistics of activations from blocks of tokens × units, each read once: moments, norms, Gini, counts near zero, histograms.
 
-Per token everything is exact; tokens are put together afterwards (docs/activations.md). The threshold of near zero is a median
-absolute deviation over values that are never in memory together, found by counting the bits of float32 numbers.
+Per token everything is exact; tokens are pooled afterwards (docs/activations.md). The near-zero threshold is a median absolute deviation
+over more values than fit in memory. It is found by counting bit patterns of float32 numbers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LINEAR_REACH, ZOOM_REACH, ZOOM_PARTS = 1000, 5, 10
 #: Logarithmic bins: four in each octave of |a| from 2⁻²⁴ to 2¹⁶.
 LOG_FROM, LOG_TO, LOG_PARTS = -24, 16, 4
 
-# A non-negative float32 and its bits, read as a whole number, are in the same order: the first pass counts by the upper
-# 16 of the 31 bits, the second counts the lower 15 among those that share the median's upper ones.
+# Non-negative float32 numbers sort like their bits read as an integer. The first pass counts by the upper 16 of the 31 bits. The second
+# counts the lower 15 among values with the median's upper bits.
 _LOW_BITS = 15
 _UPPER, _LOWER = 1 << (31 - _LOW_BITS), 1 << _LOW_BITS
 
@@ -169,7 +169,7 @@ class Counts:
 def count_values(values: Float32[np.ndarray, "tokens units"], width: float) -> Counts:
     """A block's values by bins: linear ones of `width`, a tenth of it in the zoom, and quarters of an octave of |a|."""
     flat = values.reshape(-1)
-    # In single precision, as the values are: an edge is then where float32 puts it, which no picture shows.
+    # In single precision, like the values; edges are then rounded to float32, which no picture shows.
     steps = flat * np.float32(1 / width)
     at_zero = steps[(steps >= -ZOOM_REACH) & (steps < ZOOM_REACH)]
     zoom = _linear(at_zero * np.float32(ZOOM_PARTS), ZOOM_REACH * ZOOM_PARTS)
@@ -229,7 +229,7 @@ class NearZero:
 
 
 class _MedianSearch:
-    """The exact lower median of non-negative float32 numbers that pass by twice."""
+    """The exact lower median of non-negative float32 numbers, read twice."""
 
     def __init__(self) -> None:
         self.upper = np.zeros(_UPPER, np.int64)
@@ -274,8 +274,8 @@ def near_zero_of(
 ) -> dict[int, NearZero]:
     """τ = 1.4826 · MAD(|a|) · 0.1 of each layer, exact, however many values there are.
 
-    `stream(take)` hands every block of every layer to `take(layer, values)`; it is called four times, and must hand over the same values
-    each time. Medians are lower ones, as ARM's are; deviations are rounded to float32.
+    `stream(take)` calls `take(layer, values)` for every block of every layer. It is called four times and must give the same values each
+    time. Medians are lower ones, as ARM's are; deviations are rounded to float32.
     """
 
     def median(transform: Callable[[int, Float32[np.ndarray, " values"]], Float32[np.ndarray, " values"]]):
@@ -300,7 +300,7 @@ def near_zero_of(
         width = threshold
         if not width:
             others = first[layer].upper.copy()
-            others[0] = 0  # zeros, and what is as small as no activation is
+            others[0] = 0  # zeros, and magnitudes smaller than any activation
             total = int(others.sum())
             width = NEAR_ZERO * _value(_rank(others, (total - 1) // 2)[0] << _LOW_BITS) if total else 1.0
         found[layer] = NearZero(medians[layer], mad, threshold, width)
@@ -377,8 +377,7 @@ def levene(
 ) -> Float64[np.ndarray, "items rows"]:
     """Levene's W of two groups of n values each, from their mean absolute deviations and their variances.
 
-    It describes and does not test: the values of one prompt depend on one another, and with a hundred thousand of them any W is
-    "significant".
+    A description, not a test: values of one prompt are not independent, and with a hundred thousand of them any W is "significant".
     """
     (first, second), size = deviation, n[:, None]
     within = variance[0] - first**2 + variance[1] - second**2

@@ -1,7 +1,7 @@
 """One λ and one σ for a head, how much of a displacement they explain, and how alike the displacements are (docs/affine.md).
 
-A row is a head. Everything is computed from sums over an item's tokens, so that no vector of a token need be kept; what is left after a fit
-is exact, not an approximation. Items are the sampling unit: tokens of one item are never counted as further observations.
+A row is a head. Everything is computed from sums over an item's tokens, so no token's vector is kept. Residuals of a fit are exact. Items
+are the sampling unit: tokens of one item are never counted as further observations.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def halves(ids: Sequence[str], seed: int) -> Bool[np.ndarray, " items"]:
 def fit_affine(sums: AffineSums) -> AffineMap:
     """The least-squares scale (one number) and shift (one vector) of every row.
 
-    With d = o′ − o, minimising Σ‖d − (λ − 1)·o − σ‖² gives λ − 1 = Σ(o − ō)·(d − d̄) / Σ‖o − ō‖² and σ = d̄ − (λ − 1)·ō. Where the
-    outputs do not vary, λ cannot be told from σ and is 1.
+    With d = o′ − o, minimising Σ‖d − (λ − 1)·o − σ‖² gives λ − 1 = Σ(o − ō)·(d − d̄) / Σ‖o − ō‖² and σ = d̄ − (λ − 1)·ō. Where the outputs
+    do not vary, λ cannot be separated from σ and is set to 1.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         mean, move = sums.output / sums.n[:, None], sums.displacement / sums.n[:, None]
@@ -107,8 +107,8 @@ def ratio_of_sums(
     """Σ part / Σ whole over items, both ≥ 0, with an interval from the delete-one jackknife of its log.
 
     An item with NaN, or without any `whole`, is left out of its row. On the log, because a ratio of sums of squares is skewed and cannot
-    fall below 0; what skewness is left widens the side of its long tail (`intervals.reach`). Where nothing at all is left the ratio is 0,
-    and so are both bounds.
+    fall below 0. Remaining skewness widens the side of the long tail (`intervals.reach`). Where Σ part = 0, the ratio and both bounds are
+    0.
     """
     there = ~(np.isnan(part) | np.isnan(whole)) & (whole > 0)
     a, b = np.where(there, part, 0.0), np.where(there, whole, 0.0)
@@ -117,13 +117,13 @@ def ratio_of_sums(
         value = a.sum(axis=0) / b.sum(axis=0)
         without = np.where(there, np.log(_sums_without_each(a) / _sums_without_each(b)), 0.0)
         middle = without.sum(axis=0) / n
-        # leaving an item out moves the ratio the other way than the item does
+        # leaving an item out moves the ratio in the opposite direction
         influence = np.where(there, middle - without, np.nan)
         # not times (n − 1)/n: a few items with much weight make the plain jackknife too small
         error = np.sqrt(np.where(there, influence**2, 0.0).sum(axis=0))
         skewness = sample_skewness(influence, n)
         below, above = reach(skewness, n, level)
-        # not beyond what a number can hold, where a single item decides
+        # limited to finite numbers, where a single item decides
         lo, hi = (np.exp(np.clip(np.log(value) + step, -700, 700)) for step in (-below * error, above * error))
     nothing = (n > 1) & (a.sum(axis=0) == 0)
     known = (n > 1) & np.isfinite(error)
@@ -132,7 +132,7 @@ def ratio_of_sums(
 
 
 def _sums_without_each(values: Float64[np.ndarray, "items rows"]) -> Float64[np.ndarray, "items rows"]:
-    """The sum of all other items, added up: taken off the total, what a huge item leaves would be lost."""
+    """The sum of all other items, added directly: subtracting a huge item from the total would lose digits."""
     nothing = np.zeros_like(values[:1])
     before = np.concatenate([nothing, np.cumsum(values, axis=0)])[:-1]
     after = np.concatenate([nothing, np.cumsum(values[::-1], axis=0)])[:-1][::-1]

@@ -1,7 +1,7 @@
 """How much of a change in accuracy is form: answers that state their result more or less often (docs/accuracy-statistics.md).
 
 An answer that states no result is judged by a guess, mostly wrong. A condition that only makes a model state its result moves accuracy without
-any better answer. So Δ is taken apart over the items: Δ = Δ_both + Δ_form, where Δ_both counts the items stated under both conditions.
+any better answer. So Δ is split over the items: Δ = Δ_both + Δ_form, where Δ_both counts the items stated under both conditions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Δ taken apart. `both` and `form` add up to it; `stated` is the change of the share that states a result.
+    """The parts of Δ: `both` + `form`. `stated` is the change of the share that states a result.
 
     Of the `n_both` pairs of answers stated under both, `before` and `after` are right; `given_both` is the change among these alone.
     """

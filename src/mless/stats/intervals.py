@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Float64, Int
 
 from mless.errors import BadStudy
 
-#: A sample shows too little of a skewness, the less the fewer items: it is multiplied by 1 + this / n.
+#: A small sample underestimates skewness, so it is multiplied by 1 + this / n.
 _SHOWN_TOO_LITTLE = 5.0
 
 #: |z| of the sample's skewness beyond which a row is marked: normal items give that once in 1,000 rows.
 _MARKED_FROM = 3.2905
 
-#: From so many items on every shape that was tried is covered, so that no row is marked (benchmarks/intervals.py).
+#: From so many items on, no row is marked: every shape tried was covered (benchmarks/intervals.py).
 ENOUGH_ITEMS = 60
 
 #: The normal approximation of the skewness's distribution begins here.
@@ -97,9 +97,9 @@ def reach(
 ) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
     """How many standard errors an interval reaches below and above the mean: Hall's limits, and Student's where those are nearer.
 
-    Hall (1992) turns a studentised mean t into g(t) = t + a·t²/3 + a²·t³/27 + a/6, a = skewness/√n, which is free of skewness to first
-    order; solved for t it has a closed form. It lengthens the side of the long tail and shortens the other. The other side is kept at
-    Student's, because a single odd item may make a symmetric row look skewed.
+    Hall (1992): g(t) = t + a·t²/3 + a²·t³/27 + a/6 with a = skewness/√n removes skewness to first order. It can be solved for t. It
+    lengthens the side of the long tail and shortens the other. The other side stays at Student's limit, because one unusual item may make a
+    symmetric row look skewed.
     """
     t = student(n, level)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,7 +115,7 @@ def _undo_skewness(g: Float64[np.ndarray, " rows"], a: Float64[np.ndarray, " row
 
 
 def is_skewed(skewness: Float64[np.ndarray, " rows"], n: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
-    """Rows to be marked: a skewness that normal items hardly ever show, in a sample too small to be sure of its interval.
+    """Rows to mark: a skewness that normal items hardly ever show, in a sample too small for a reliable interval.
 
     The skewness is made a standard normal z by D'Agostino's (1970) transformation.
     """

@@ -1,8 +1,7 @@
 """Paired accuracy with one answer per item: intervals, McNemar's test, equivalence (docs/accuracy-statistics.md).
 
-An item is right or wrong under each condition, and the same items are asked under both; so what is compared is always
-the item with itself. Fewer than two items give no interval and no p (NaN). A missing answer is wrong, never NaN: a NaN
-here means that something was lost, and is refused by name.
+An item is right or wrong under each condition, and both conditions ask the same items. So each item is compared with itself. Fewer than two
+items give no interval and no p (NaN). A missing answer counts as wrong. A NaN means lost data and is refused by name.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def mcnemar_exact(
     before: Bool[np.ndarray, " before"] | Float[np.ndarray, " before"],
     after: Bool[np.ndarray, " after"] | Float[np.ndarray, " after"],
 ) -> float:
-    """Two-sided exact McNemar test: of the items that changed, is as many gained as lost what chance gives?"""
+    """Two-sided exact McNemar test: among the changed items, do gains and losses differ by more than chance?"""
     gained, lost, n = _changes(before, after)
     return float(mcnemar_p(np.array([gained]), np.array([lost]), "exact")[0]) if n >= 2 else math.nan
 
@@ -139,7 +138,7 @@ def _tango_score(
     difference: Float64[np.ndarray, " tables"],
 ) -> Float64[np.ndarray, " tables"]:
     """(Δ observed − difference) / its standard error if `difference` were the truth; falls as `difference` grows."""
-    # the chance of a loss that fits best when a gain is likelier by `difference`: the larger root of a quadratic
+    # the most likely chance of a loss, given gain − loss = `difference`: the larger root of a quadratic
     linear = (2 * n - gained + lost) * difference - gained - lost
     root = np.sqrt(np.maximum(linear**2 + 8 * n * lost * difference * (1 - difference), 0))
     loss = (root - linear) / (4 * n)

@@ -1,7 +1,7 @@
 """Planning a paired comparison, and the rules that keep it fair (docs/accuracy-statistics.md).
 
-What a run of so many items could show by the test that it will use, how likely each verdict is, how many items an effect
-or its absence takes, when an effect may be claimed, and on which items choices may be made by looking.
+What a run of so many items can show, how likely each verdict is, and how many items an effect or equivalence needs. Also when an effect may
+be claimed, and on which items choices may be made.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ SMALLEST_MARGIN = 0.001
 class Again:
     """What power needs to know of the A/A control, one answer per item.
 
-    `changed` is the share of items that the condition judges otherwise than `none-again` does, `from_both` the share that it
-    judges otherwise than both runs of `none` do.
+    `changed`: the share of items judged differently from `none-again`. `from_both`: the share judged differently from both runs of `none`.
     """
 
     changed: float
@@ -66,7 +65,7 @@ class _Changes:
         from scipy.special import gammaln, xlog1py, xlogy
 
         self.n, self.share = n, share
-        # eight standard deviations and some either way: what is left out is below 1e-12
+        # at least eight standard deviations either way: the rest is below 1e-12
         middle, reach = n * share, 8 * math.sqrt(n * share * (1 - share)) + 20
         self.changed = np.arange(max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1)
         log_choose = gammaln(n + 1) - gammaln(self.changed + 1) - gammaln(n - self.changed + 1)
@@ -142,9 +141,9 @@ def _both_reject(
 ) -> float:
     """The chance of rejecting upwards against both runs of none with |Δ| above the A/A difference.
 
-    Each test rejects by its own exact chance (`up`, `up_again`); how they go together is taken from two normal variables with
-    the correlation of the two differences. `distance` is the effect in standard errors of Δ, `ratio` the first difference's
-    spread over the second's. |Δ| > |A/A| means 0 < Δ_again < 2Δ.
+    Each test rejects with its own exact chance (`up`, `up_again`). Their joint chance is that of two normal variables with the correlation
+    of the two differences. `distance` is the effect in standard errors of Δ, `ratio` the first difference's spread over the second's. |Δ| >
+    |A/A| means 0 < Δ_again < 2Δ.
     """
     if correlation >= 1 - 1e-9:
         return max(min(up, up_again) - above, 0.0)
@@ -231,7 +230,7 @@ def items_for_equivalence(
 
 
 def _first_with(power: float, power_at: Callable[[int], float]) -> int:
-    """A number of items with so much power where one item less has not."""
+    """A number of items with so much power, where one item fewer has less."""
     enough = 2
     while power_at(enough) < power:
         enough *= 2
@@ -370,7 +369,7 @@ def _largest_rejecting(changed: Int[np.ndarray, " rows"], alpha: float, test: Mc
     def rejects(most: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         return (most < 0) | (mcnemar_p(np.maximum(most, 0), changed - np.maximum(most, 0), test) <= alpha)
 
-    # the normal distribution is right to one or two; where it is not, the whole range stays
+    # the normal approximation is right to one or two; where not, search the whole range
     guess = np.floor((changed - ndtri(1 - alpha / 2) * np.sqrt(changed)) / 2).astype(lo.dtype)
     near, far = np.clip(guess - 3, lo, hi - 1), np.clip(guess + 3, lo + 1, hi)
     lo, hi = np.where(rejects(near), near, lo), np.where(rejects(np.minimum(far, changed // 2)), hi, far)
@@ -405,8 +404,8 @@ def needs_both(p_none: float, p_again: float, alpha: float = 0.05) -> bool:
 def split_items(ids: Sequence[str], share: float, seed: int) -> Bool[np.ndarray, " items"]:
     """Which items are the dev split, where choices are made by looking; the others are the test split.
 
-    An item's side hangs on (seed, id) alone, so adding, removing or reordering items moves no other. Equal ids fall on one
-    side: give the cluster keys for ids to keep related items together. `share` is met on average.
+    An item's side depends on (seed, id) only, so adding, removing or reordering items moves no other. Equal ids fall on one side: give the
+    cluster keys for ids to keep related items together. `share` is met on average.
     """
     if not 0 < share < 1:
         raise BadStudy(f"share must lie between 0 and 1, as 0.2 does; got {share}")

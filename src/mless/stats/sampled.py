@@ -1,7 +1,7 @@
 """Paired accuracy with several samples per item: cluster bootstrap, pass@k, votes, seeds (docs/accuracy-statistics.md).
 
-The samples of an item are not further items: the item, or the cluster of related items, stays the unit that is compared
-with itself. As with one answer, fewer than two of them give no interval and no p, and a missing answer is wrong.
+Samples of an item are not further items. The item, or the cluster of related items, is the unit of comparison. As with one answer, fewer
+than two of them give no interval and no p, and a missing answer is wrong.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def cluster_difference(
 ) -> ClusterDifference:
     """The mean over items of (mean of the samples after − before), for several samples per item.
 
-    The interval is an item bootstrap with random weights, the p a sign-flip test; both take whole clusters, where
-    `clusters` gives every item the key of its group (variants of one question, one source text). The numbers of
-    samples may differ. Values need only be finite: tokens per answer are compared in the same way.
+    The interval is an item bootstrap with random weights, the p a sign-flip test. With `clusters` (a group key per item: variants of one
+    question, one source text) both take whole clusters. The numbers of samples may differ. Values need only be finite: tokens per answer
+    are compared in the same way.
     """
     normal_quantile(level)
     sums, sizes = _cluster_sums(before, after, clusters)
@@ -106,13 +106,13 @@ def cluster_difference(
     value = float(sums.sum() / n) if n else math.nan
     if groups < 2:
         return ClusterDifference(value, math.nan, math.nan, math.nan, math.nan, n, groups, True, math.nan)
-    # seen from the side of the larger condition and in order of size: neither swapping the two nor the items' order matters
+    # with a fixed sign and sorted, so that swapping the conditions or reordering items changes nothing
     side = -1.0 if value < 0 else 1.0
     order = np.lexsort((sizes, side * sums))
     sums, sizes = side * sums[order], sizes[order]
     test = sign_flip(sums[:, None], rng, flips=flips)
     moved = sums[sums != 0]
-    # a typical change either way, by half: what the items not asked may hold
+    # half a typical change either way, for items that were not asked
     change = math.sqrt(float((moved**2).mean())) if len(moved) else float(sizes.mean())
     lo, hi = _bootstrap(sums, sizes, (-change, change), float(sizes.mean()), level, rng, reps)
     if side < 0:
@@ -231,8 +231,8 @@ def majority_at_k(
     """maj@k: the vote of each k samples. `answers` are the extracted ones, None where there is none.
 
     Samples 1…k are the first group, k+1…2k the second, and so on; what does not fill a group is left out. No answer
-    casts no vote; a group without any vote is wrong. Of answers with equally many votes the one given first wins: fixed,
-    and fair, because the first sample is as likely right as any other. A vote is right if its first sample was.
+    casts no vote; a group without any vote is wrong. Ties go to the answer given first. That is fixed and fair, because the first sample is
+    as likely right as any other. A vote is right if its first sample was.
     """
     right = zero_or_one(correct, "the condition")
     items, samples = right.shape
@@ -308,7 +308,7 @@ def _standard_error(sums: Float64[np.ndarray, " clusters"], sizes: Float64[np.nd
 
 
 def _common_step(sums: Float64[np.ndarray, " clusters"]) -> float:
-    """The largest number that all of them are multiples of (with 4 samples 0.25); 0 where they have none worth the name."""
+    """The largest common divisor of all of them (with 4 samples 0.25); 0 where there is none."""
     step = 0.0
     for value in np.unique(np.round(np.abs(sums[sums != 0]), 9)):
         rest = float(value)
@@ -330,14 +330,14 @@ def _bootstrap(
 ) -> tuple[float, float]:
     """Interval of Σ sums / Σ sizes by the Bayesian bootstrap, with half a cluster of `size` at either of `ends`.
 
-    The quantiles are taken further out than `level` says, as far as t lies beyond the normal (Hesterberg's expansion):
-    the bootstrap's spread is too small by √((n−1)/(n+1)).
+    The quantiles lie further out than `level`, by the ratio of t to the normal (Hesterberg's expansion), because the bootstrap's spread is
+    too small by √((n−1)/(n+1)).
     """
     if reps < 1000:
         raise ValueError(f"reps must be at least 1,000 for the tails to be there, got {reps}")
     from scipy.special import ndtr, stdtrit
 
-    # equal clusters share one gamma weight: the cost goes by different values, not by items
+    # equal clusters share one gamma weight, so the cost depends on the number of different values
     kinds, counts = np.unique(np.stack([sums, sizes]), axis=1, return_counts=True)
     totals = np.concatenate([kinds[0], ends])
     weights_of = np.concatenate([kinds[1], [size, size]])

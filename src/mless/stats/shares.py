@@ -1,7 +1,7 @@
 """Every statistical notion once: shares, intervals, sign-flip tests, families, verdicts, bands (docs/statistics.md).
 
-What is measured is the log of a share, one per item; NaN says that an item's share is undefined and leaves it out of
-that row alone. Fewer than two items give no interval and no p (NaN, never 0). Infinities are refused by name.
+The data are logs of shares, one per item. NaN: the item's share is undefined, and it is left out of that row only. Fewer than two items
+give no interval and no p (NaN, never 0). Infinities are refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 #: In units of Σ|log λ_item|: equal sums added in another order differ by some 1e-16, really different ones by far more.
 _TIE = 1e-12
 
-#: A yardstick |log λ_uniform| below this is no yardstick: ε would divide by rounding (nothing inserted, or nobody sees it).
+#: A smaller |log λ_uniform| is no yardstick: ε would divide by rounding (nothing inserted, or the filler is not seen).
 LEAST_DILUTION = 0.05
 
 #: Up to so many items all 2ⁿ sign patterns cost less than 100,000 random ones (see `_exact_p`).
@@ -60,7 +60,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class SignFlip:
-    """p of each row, and `smallest`: no row of this table could have come out below it, however strong the effect.
+    """p of each row, and `smallest`: the smallest p possible in this table.
 
     `exact` says that every row's p is; `flips` is the number of random sign patterns drawn for those that are not.
     """
@@ -95,8 +95,8 @@ def layer_share(
 
     The heads of an item are not independent, so items are the sampling unit: item i's score is the first-order
     influence Σ_h w_h log λ_ih with w_h = λ_h / Σλ. The scores come back recentred on log λ, as the sign-flip test of a
-    layer takes them. A head's λ uses all of that head's items, so the layer's is the mean of the heads as shown; a
-    score, and so `n`, needs the item to be defined in every head. A head defined for no item is left out.
+    layer takes them. A head's λ uses all of that head's items, so the layer's λ is the mean of the heads as shown. A score, and so `n`,
+    needs an item that is defined in every head. A head defined for no item is left out.
     """
     _refuse_infinities(logs, names)
     present = ~np.isnan(logs).all(axis=0)
@@ -140,7 +140,7 @@ def dilution_exponents(
 def layer_exponents(epsilons: Float[np.ndarray, "items layers heads"]) -> Float64[np.ndarray, "items layers"]:
     """A layer's ε_item: the mean over its heads, item by item.
 
-    An item needs every head that is defined for any item; else the items of a layer would be means of different heads.
+    An item needs every head that is defined for any item; otherwise items would be means of different heads.
     """
     present = ~np.isnan(epsilons).all(axis=0)
     count = present.sum(axis=-1)
@@ -157,7 +157,7 @@ def mean_exponents(epsilons: Float[np.ndarray, "items rows"], level: float = 0.9
 def _estimates(found: MeanIntervals, *, exp: bool) -> list[Estimate]:
     bounds = np.stack([found.mean, found.lo, found.hi])
     if exp:
-        with np.errstate(over="ignore", under="ignore"):  # a bound too wide to write down is inf, and that is the truth
+        with np.errstate(over="ignore", under="ignore"):  # a bound too large for a float is inf
             bounds = np.exp(bounds)
     return [
         Estimate(float(value), float(lo), float(hi), int(n), bool(skewed))
@@ -198,9 +198,9 @@ def sign_flip(
 ) -> SignFlip:
     """Two-sided sign-flip test of each row: is the mean of log λ_item 0?
 
-    A row of n ≤ `exact_up_to` items is compared with all its 2ⁿ sign patterns; a longer one with at least `flips` random
-    patterns, more where Holm over so many rows could not else reject at `alpha`, and then p = (b + 1) / (m + 1). Every row
-    sees the same random signs. Rows with n < 2 are NaN.
+    A row of n ≤ `exact_up_to` items is compared with all 2ⁿ sign patterns. A longer row uses at least `flips` random patterns, p = (b + 1)
+    / (m + 1); more where Holm over so many rows could otherwise not reject at `alpha`. Every row sees the same random signs. Rows with n <
+    2 are NaN.
     """
     if exact_up_to > 40:
         raise ValueError(f"exact_up_to must be at most 40 items (2⁴⁰ sign patterns), got {exact_up_to}")
@@ -231,8 +231,8 @@ def sign_flip(
 def _exact_p(row: Float64[np.ndarray, " items"]) -> float:
     """The share of all 2ⁿ sign patterns whose |sum| is at least the observed one.
 
-    A pattern's sum is one of 2^(n/2) sums of the first half of the items plus one of the second half's; with the latter
-    sorted, those that reach far enough are counted by bisection. So 2²⁴ patterns take 2¹² steps.
+    A pattern's sum = one of 2^(n/2) sums of the first half of the items + one of the second half. With the latter sorted, those that reach
+    far enough are counted by bisection. So 2²⁴ patterns take 2¹² steps.
     """
     needed = abs(float(row.sum())) - _TIE
     if needed <= 0:
@@ -354,8 +354,8 @@ class Margins:
     def verdict(self, lo: float, hi: float) -> Verdict:
         """What an interval [lo, hi] of a retained share says; NaN bounds say nothing, which is *undecided*.
 
-        *drops*: hi < drop. *rises*: lo > rise. *unchanged*: same[0] ≤ lo and hi ≤ same[1]. Looked at in this order, because
-        a narrow interval at 0.93 lies inside `same` and is a drop all the same.
+        *drops*: hi < drop. *rises*: lo > rise. *unchanged*: same[0] ≤ lo and hi ≤ same[1]. Checked in this order, because a narrow interval
+        at 0.93 lies inside `same` but is a drop.
         """
         if lo > hi:
             raise ValueError(f"an interval runs from lo to hi; got lo = {lo} above hi = {hi}")

@@ -1,8 +1,8 @@
 """From a model's text to its answer: the last box (or boxes joined by "and"), the number after ####, a number or letter given as result.
 
-Extraction only finds the answer; `grading` judges it. An answer is *stated* where the text presents it as its result, and *guessed* where it is
-only the last number of some prose, or the last letter in brackets (docs/extraction.md). Each rule reads the text in one pass, so 100 kB of braces
-cost no more than 100 kB of prose, and no text raises.
+Extraction only finds the answer; `grading` judges it. An answer is *stated* where the text presents it as its result. It is *guessed* where
+it is only the last number of some prose, or the last letter in brackets (docs/extraction.md). Each rule reads the text in one pass, so 100
+kB of braces cost no more than 100 kB of prose, and no text raises.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mless.tasks.stating import called_answer, stated_letter, stated_number
 #: The name of a rule in the table `extraction_rules`, which stands below the rules.
 Rule = str
 
-#: The rules of each task, first to last. A task that asks for a box is not given its last number: in a text cut off in the middle of its
-#: reasoning that is any number, and the rate of no-answers beside the accuracy would hide it.
+#: The rules of each task, first to last. Tasks that ask for a box do not fall back to the last number: in a text cut off while reasoning it
+#: could be any number, and would hide the missing answer.
 TASK_RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
         "math500": ("boxed",),
@@ -64,7 +64,7 @@ def extract(text: str, rules: Sequence[Rule] = DEFAULT_RULES) -> Extracted:
 
 # Two backslashes before the word are one written as in a program's string. \\. eats escaped braces, so they never count.
 _BRACES = re.compile(r"\\\\?(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
-# After a box without braces, as far as a person would read it: a number, a simple fraction, a word.
+# The content of a box without braces: a number, a simple fraction, a word.
 _BARE = re.compile(r"\s*(-?\\[dt]?frac\s?\{[^{}]{1,60}\}\s?\{[^{}]{1,60}\}|[^\s{}$\\]+)")
 _SPACE = re.compile(r"\s*")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mless.errors import BadData
 from mless.values import Item
 
-# From 0 or 10: expressions. From 2: things that are counted in a sentence, so that no plural is ever wrong.
+# From 0 or 10: expressions. Counts start at 2, so that plurals are always right.
 DIGITS = range(10)
 BELOW_100 = range(100)
 TWO_DIGITS = range(10, 100)
@@ -189,9 +189,9 @@ def distinct_questions(difficulty: int) -> int:
 def arithmetic(count: int = 200, difficulty: int = 1, seed: int = 0) -> list[Item]:
     """`count` different questions; the first n of a longer set are the set of n with the same difficulty and seed.
 
-    Difficulty 1: one-digit sums and differences; 2: also two-digit ones, and one-digit products; 3: two-digit products
-    and two-step expressions; 4: word problems of two or three steps; 5: sums and differences of numbers below 100; 6: of three
-    digits. `distinct_questions` tells how many each has: difficulty 1 has 200, so 200 of it are all and no sample.
+    Difficulty 1: one-digit sums and differences. 2: also two-digit ones, and one-digit products. 3: two-digit products and two-step
+    expressions. 4: word problems of two or three steps. 5: sums and differences of numbers below 100. 6: of three digits.
+    `distinct_questions` says how many each has. Difficulty 1 has 200, so 200 items are all of it and not a sample.
     """
     distinct = distinct_questions(difficulty)
     if count < 1:
@@ -205,7 +205,7 @@ def arithmetic(count: int = 200, difficulty: int = 1, seed: int = 0) -> list[Ite
     rng = random.Random(f"arithmetic {difficulty} {seed}")
 
     def below(stop: int) -> int:
-        # Of all its methods only random() is promised to give the same numbers in every version of Python.
+        # Only random() is promised to give the same numbers in every version of Python.
         return int(rng.random() * stop)
 
     open_kinds = list(kinds)

@@ -43,7 +43,7 @@ class _DataFile:
     sha256: str | None = None
 
 
-#: Where the published tasks can be had; they are not ours to give.
+#: Where to get the published tasks; we may not ship them.
 PUBLISHED = {
     "math500": "HuggingFaceH4/MATH-500",
     "aime24": "the 30 problems of AIME 2024 (HuggingFaceH4/aime_2024)",
@@ -65,8 +65,8 @@ def load_items(
     """The task's name and its items.
 
     `source` is a data file, ``bundled``, ``arithmetic[:difficulty[:count]]``, or a name in `data_folder` (by default
-    the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has
-    been checked; `seed` is that of the generated questions; items with the same value in `cluster_field` are related.
+    the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has been checked. `seed`
+    is for generated questions. Items with the same value in `cluster_field` are related.
     """
     if limit is not None and limit < 1:
         raise BadData(f"limit must be at least 1 item, got {limit}")
@@ -88,7 +88,7 @@ def load_items(
 
 
 def filler_sentences() -> list[str]:
-    """Plain sentences with no bearing on any question, for the `random` condition."""
+    """Plain sentences unrelated to any question, for the `random` condition."""
     return resources.files("mless.tasks").joinpath("sentences.txt").read_text("utf-8").splitlines()
 
 
@@ -110,7 +110,7 @@ def _generated(source: str, seed: int) -> tuple[str, list[Item]]:
 
 def _find(source: str, folder: Path | None) -> tuple[str, _DataFile]:
     """A path if it looks like one, else a name in the data folder: exact, or the only one that begins so."""
-    # os.path, not pathlib: it answers False, and does not raise, for names no file can bear (NUL, too long).
+    # os.path, not pathlib: it returns False instead of raising for impossible names (NUL, too long).
     is_path = bool(source) and (PurePath(source).suffix.lower() in SUFFIXES or PurePath(source).name != source)
     if is_path and os.path.isfile(source):
         return PurePath(source).stem, _DataFile(Path(source))
@@ -262,14 +262,14 @@ def _json(text: str, where: str, line: int | None = None) -> Any:
             )
         raise BadData(f"{where} {place}: broken JSON: {fault.msg} (column {fault.colno}){hint}") from None
     except (ValueError, RecursionError) as fault:
-        # An integer of thousands of digits, or nesting without end; Python's own words for the first run on for long.
+        # An integer of thousands of digits, or endless nesting; Python's own message for the first is very long.
         cause = "nested too deeply" if isinstance(fault, RecursionError) else "a number has too many digits"
         raise BadData(f"{where} line {line or 1}: broken JSON: {cause}") from None
 
 
 def _jsonl(text: str, where: str) -> list[_Row]:
     rows: list[_Row] = []
-    # Not splitlines(): a question may contain U+2028 and its like unescaped, which end no line of JSON.
+    # Not splitlines(): a question may contain U+2028 and similar characters, which do not end a line of JSON.
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
             rows.append(_row(_json(content.strip("\r"), where, line), where, f"line {line}"))
@@ -351,7 +351,7 @@ def _refuse_repeated(names: list[str], where: str) -> None:
 def _items(
     rows: list[_Row], where: str, question_field: str | None, answer_field: str | None, cluster_field: str | None
 ) -> list[Item]:
-    # Fields are chosen once for the whole file: a row that lacks its question must not pass off its `prompt` as one.
+    # Fields are chosen once for the whole file: a row without a question must not use its `prompt` instead.
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
     question_name = _choose((question_field,) if question_field is not None else QUESTION_FIELDS, names)
     answer_name = _choose((answer_field,) if answer_field is not None else ANSWER_FIELDS, names)

@@ -1,8 +1,8 @@
 """Which number, or which choice letter, a text presents as its result, and whether it presents one at all.
 
-Each candidate is looked at with a short piece of the text on either side, and of very many only the last, so the cost grows with the text and
-no faster. A candidate has a level: 3 the text calls it the answer; 2 it states it as a result ("= 5", "8 is the sum of"); 1 the same inside
-a reason or a check; 0 neither. The last candidate of the highest level is taken. Level 0 is a guess.
+Each candidate is read with a short piece of text on either side, and only the last ones of very many. So time grows linearly with the text.
+A candidate has a level. 3: the text calls it the answer. 2: the text states it as a result ("= 5", "8 is the sum of"). 1: the same inside a
+reason or a check. 0: neither, a guess. The last candidate of the highest level is taken.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _RESULT_BEFORE = re.compile(
     rf"(?:(?:it|that)(?:'s|\s+is|\s+should\s+be))?{_LEAD}"
     r")\Z",
 )
-# The last word in front of the number in all of these; where there is another, they need not be tried.
+# The last word before the number in all of these patterns; with any other word they are not tried.
 _LAST_WORD = re.compile(r"([^\W\d_]{1,15})[\s,.:!…—'’-]*\Z")
 _CUE_WORDS = frozenset(
     (
@@ -224,7 +224,7 @@ def _reasons(text: str) -> list[tuple[int, int]]:
 def _main_clause(
     text: str, spans: Sequence[tuple[int, int]], at: int, reason: int, levels: Sequence[int], since: int
 ) -> bool:
-    """Whether a result in the reason that begins at `reason` is the sentence's own, and not only what it rests on."""
+    """Whether a result in the reason that begins at `reason` is the sentence's own result, not only its premise."""
     head = _SENTENCE_END.split(text[max(0, reason - _REACH) : reason])[-1]
     # "8 - 3 = 5, because 5 + 3 = 8": the sentence has its result already.
     first = max(since, bisect.bisect_left(spans, (reason - len(head), 0)))
@@ -278,7 +278,7 @@ def _may_be_cue(before: str) -> bool:
 
 
 def _before(text: str, start: int) -> str:
-    """The piece of text in front of a candidate; a sign of omission stands where it was cut, so that no pattern takes that for the beginning."""
+    """The text in front of a candidate. An ellipsis marks a cut, so that no pattern takes it for the beginning."""
     return text[:start] if start <= _REACH else f"…{text[start - _REACH : start]}"
 
 
@@ -381,7 +381,7 @@ def stated_letter(text: str) -> Letter | None:
         if (level := _letter_level(text, match)) >= max(best_level, 0):
             best, best_level = match, level
     lines = [line for line in _LINE.finditer(text) if not _IS_SUBJECT.match(text, line.end())] if best_level < 2 else []
-    # Several such lines are the options told again, not a choice among them.
+    # Several such lines repeat the options; they are no choice.
     if len(lines) == 1 and not _denied(text, lines[0].start(1), lines[0].end(1)):
         line = lines[0]
         at_an_end = not text[: line.start()].strip() or "\n" not in text[line.end() :].strip()
@@ -416,7 +416,7 @@ def _letter_level(text: str, match: re.Match[str]) -> int:
 
 
 def _first_of_several(text: str, letter: str, stop: int) -> bool:
-    """Whether the options are told from this letter on, "(A) 3 (B) 4": the next letter in brackets is the next of the alphabet."""
+    """Whether a list of options starts at this letter, "(A) 3 (B) 4": the next letter in brackets is the next of the alphabet."""
     if _GIVES_REASON.match(text, stop):
         return False
     other = _OPTION.search(text, stop)

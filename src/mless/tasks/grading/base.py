@@ -22,7 +22,7 @@ class Grade:
 
 
 class AnswerGrader(ABC):
-    """Grades answers one by one. A grader of one's own says in `grade` how; the rest need not be written again."""
+    """Grades answers one by one. A grader of your own only needs `grade`."""
 
     @abstractmethod
     def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
@@ -31,7 +31,7 @@ class AnswerGrader(ABC):
     def grade_many(
         self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
     ) -> list[Grade]:
-        """One grade per (answer, reference), in order; `progress` hears (done, all) after each."""
+        """One grade per (answer, reference), in order; `progress` is called with (done, all) after each."""
         grades: list[Grade] = []
         for extracted, reference in pairs:
             grades.append(self.grade(extracted, reference))
@@ -40,7 +40,7 @@ class AnswerGrader(ABC):
         return grades
 
     def close(self) -> None:  # noqa: B027 - most graders hold nothing
-        """Gives back what it holds; here nothing."""
+        """Frees what it holds; here nothing."""
 
     def __enter__(self) -> AnswerGrader:
         return self

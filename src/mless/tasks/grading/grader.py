@@ -1,4 +1,4 @@
-"""The judgement of a pair: by its text, by its numbers, and where neither says so by its value."""
+"""The judgement of a pair: by text, then by numbers, then by symbolic value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mless.tasks.grading.parts import aligned, shape, shapes_differ, value_side
 from mless.tasks.grading.reading import MAX_NUMBER, Reading, approximates, bare, read, words_of
 from mless.tasks.grading.worker import Fault, Worker
 
-#: Longer texts are compared as text only: no reference is this long, and a parser's time grows faster than its text.
+#: Longer texts are compared as text only: no reference is so long, and parsing time grows faster than length.
 MAX_SYMBOLIC = 2_000
 
 #: Notes in `Grade.why` that say why the symbolic rule has no verdict; count by them.
@@ -160,7 +160,7 @@ class Grader(AnswerGrader):
         return Grade(False, f"other text; {NOTES[verdict]}", None, False, False)
 
     def _ask(self, a: Reading, r: Reading) -> bool | Fault:
-        """The symbolic verdict, or what stood in its way."""
+        """The symbolic verdict, or why there is none."""
         if not self.symbolic:
             return "off"
         if max(len(a.text), len(r.text)) > MAX_SYMBOLIC:
@@ -175,7 +175,7 @@ class Grader(AnswerGrader):
             if (answer, reference) in self._known:
                 return self._known[answer, reference]
             verdict: bool | Fault = "crash"
-            # A worker may die of what it was asked before, or from outside: only a fresh one's death is this pair's doing.
+            # A worker may die from an earlier pair or from outside; only a fresh worker's death is due to this pair.
             for _ in range(2):
                 if self._worker is None:
                     self._worker = Worker(float(self.limit), self.memory)

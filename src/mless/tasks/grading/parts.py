@@ -1,4 +1,4 @@
-"""What an answer's brackets, commas and equals signs say: its kind, its parts, and the value that it names."""
+"""An answer's structure, from brackets, commas and equals signs: its kind, its parts, and the value that it names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 def aligned(answer: Reading, reference: Reading) -> tuple[Reading, Reading, bool]:
-    """Both sides as they can be compared: a list beside a tuple has its order, and an answer may say an element twice.
+    """Both sides, ready to compare: a list beside a tuple is ordered, and an answer may repeat an element.
 
     What the reference says twice counts twice. The third value tells whether elements of the answer were dropped.
     """
@@ -133,7 +133,7 @@ def value_side(one: Reading, other: Reading) -> Reading | None:
             text = f"({text})"
     if text == one.text:
         return one
-    # Read anew: what was an equation may now be a number with a unit.
+    # Read again: what was an equation may now be a number with a unit.
     again = read(text)
     return replace(again, unit=again.unit or one.unit, percent=again.percent or one.percent)
 

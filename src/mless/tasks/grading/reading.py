@@ -135,7 +135,7 @@ _BASED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An answer taken apart: its normalised LaTeX without unit and percent sign, and what can be said of it at sight."""
+    """A parsed answer: its normalised LaTeX without unit and percent sign, and its simple properties."""
 
     text: str
     unit: str = ""

@@ -1,4 +1,4 @@
-"""The worker: a bare Python that speaks JSON lines, so that nothing of this process is imported, shared or lost."""
+"""The worker: a separate Python process that exchanges JSON lines, so that it shares nothing with this one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, limit: float, memory: int) -> None:
         self._limit = limit
-        # Hash order reaches into sympy's choices, so it is fixed; sys.path is handed on because this process may have been given its own.
+        # Hash order changes sympy's choices, so it is fixed. sys.path is passed on because this process may have its own.
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
             "from mless.tasks.grading.worker import serve; serve(float(sys.argv[2]), int(sys.argv[3]))"
@@ -120,12 +120,12 @@ def serve(limit: float, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     timer = getattr(signal, "setitimer", None)
-    _symbolic(verify, "x+1", "1+x")  # the parser's tables are built on first use, which shall not count against a pair
+    _symbolic(verify, "x+1", "1+x")  # the parser builds its tables on first use; that time must not count for a pair
     say(ready=True)
     for line in sys.stdin:
         answer, reference = json.loads(line)
         if timer is not None:
-            # Should the parent be killed while this runs, no orphan computes on: the alarm's default is to end the process.
+            # If the parent is killed, this process must not run on: by default the alarm ends it.
             timer(signal.ITIMER_REAL, 2 * limit + 1)
         chance.seed(0)
         try:
