@@ -7,10 +7,12 @@ from pathlib import Path
 
 import typer
 
+from mless.results.escaping import visible
+
 
 def plain(text: str) -> str:
-    """The text on one line: control characters are escaped, so that one in a file name cannot move the cursor."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    """The text on one line: what cannot be seen is escaped, so that a sign in a file name cannot move the cursor."""
+    return visible(text, keep="")
 
 
 def print_json(content: object) -> None:
@@ -49,7 +51,7 @@ def _print_accuracy(folder: Path) -> None:
     from rich.table import Table
 
     from mless.results.answers import accuracy_rows
-    from mless.results.wording import mostly_form
+    from mless.results.wording import mostly_form, p_value
 
     def number(value: float | None, form: str = ".1f", scale: float = 100.0) -> str:
         if value is None:
@@ -81,7 +83,7 @@ def _print_accuracy(folder: Path) -> None:
         table.add_row(
             plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
-            number(row["p"], ".3g", 1), number(row["p_adjusted"], ".3g", 1), number(row["mde"]), number(row["truncated"]),
+            p_value(row["p"]), p_value(row["p_adjusted"]), number(row["mde"]), number(row["truncated"]),
             number(row["no_answer"]), number(row.get("guessed")),
             number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
         )  # fmt: skip
