@@ -408,6 +408,6 @@ def _refuse_captured(model: nn.Module) -> bool:
         if config.get("triton.cudagraphs"):
             raise UnsupportedArchitecture(
                 f"{type(holder).__name__} is compiled with captured graphs (mode reduce-overhead or max-autotune), which would replay without ARM; attach "
-                "ARM to the model first and compile it then, or compile it without captured graphs"
+                "ARM before compiling, or compile without captured graphs"
             )
     return compiled

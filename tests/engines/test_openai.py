@@ -379,7 +379,7 @@ def test_warns_that_tokens_are_not_under_control_where_text_is_sent(loopback: Lo
     assert not told
     ask(engine, questions(2))
     ask(engine, questions(2))
-    assert sum("not under our control" in text for text in told) == 1
+    assert sum("the server decides how many tokens" in text for text in told) == 1
 
 
 def test_about_says_what_the_server_says(loopback: Loopback):

@@ -397,7 +397,7 @@ def test_rolling_likelihood_takes_arm_but_no_filler(lm: Any):
 
 def test_a_prompt_that_does_not_fit_with_its_filler_is_refused(lm: Any):
     model = lm(condition="mless", length=20, max_length=30)
-    with pytest.raises(BadPrompt, match="cutting it would cut the filler"):
+    with pytest.raises(BadPrompt, match="leave room for the answer; use a shorter filler"):
         model.tok_batch_encode(["one two three four"], left_truncate_len=22)
     with pytest.raises(BadPrompt, match="cutting them would cut the filler"):
         likelihoods(model, [("one two three four five six seven eight nine ten", " eleven twelve")])

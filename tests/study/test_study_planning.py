@@ -138,7 +138,7 @@ def test_a_control_that_changes_more_is_planned_with_and_told(tmp_path: Path):
     assert (found["changed"], found["pilot"]["by_itself"]) == (0.2, True)
     lines = plan_lines(plan(500, None, None, tmp_path))
     assert "A/A: 20 %" in lines[-2]
-    assert "(A/A) change as many items as any condition or more, so that share was planned with" in lines[-1]
+    assert "(A/A) change as many items as any condition or more, so the plan uses that share" in lines[-1]
 
 
 def test_samples_of_a_pilot_count_as_single_answers(tmp_path: Path):

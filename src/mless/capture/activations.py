@@ -43,8 +43,8 @@ class Rows:
             if not np.isfinite(block).all():
                 bad = self.prompt.original[first + int(np.argwhere(~np.isfinite(block))[0, 0])]
                 raise BadAttention(
-                    f"the activation is not finite (NaN or infinite) in layer {self.layer}, at token {bad} of item {self.prompt.item!r}; the "
-                    "weights or the dtype break it: try --dtype float32, or check the checkpoint"
+                    f"the activation is not finite (NaN or infinite) in layer {self.layer}, at token {bad} of item {self.prompt.item!r}; "
+                    "try --dtype float32, or check the checkpoint"
                 )
             yield block
 

@@ -489,8 +489,8 @@ def _run_in_parts(
             if isinstance(fault, RuntimeError) and "size of tensor" not in str(fault):
                 raise
             raise UnsupportedArchitecture(
-                f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({str(fault).splitlines()[0]}), which a plain cache "
-                f"does not hold; give part={ids.shape[1]} or more to run it whole, or shorten it"
+                f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({str(fault).splitlines()[0]}); "
+                f"give part={ids.shape[1]} or more to run it whole, or shorten it"
             ) from fault
 
 
@@ -503,7 +503,7 @@ def _refuse_changing_scales(model: LoadedModel, tokens: int, part: int) -> None:
         kind = rope.get("rope_type")
         if tokens > original and (kind == "dynamic" or (kind == "longrope" and part <= original)):
             raise BadStudy(
-                f"{model.label} turns its keys otherwise once a prompt is longer than {original} tokens ({kind}), so a prompt of {tokens} cannot run in parts "
+                f"{model.label} rotates its keys differently in prompts of more than {original} tokens ({kind}), so {tokens} tokens cannot run in parts "
                 f"of {part}; give part={tokens} or more to run it whole"
                 + (f", or parts of more than {original}" if kind == "longrope" else "")
             )

@@ -196,8 +196,8 @@ class Call:
                 "one forward: call the model with use_cache=False"
             )
         raise UnsupportedArchitecture(
-            f"layer {self.layer}: {type(self.module).__name__} has {self.key.shape[2]} keys after {expected} tokens, so it does not keep what earlier parts of "
-            "a long prompt left; such a model needs the whole prompt in one forward: give part=… at least the prompt's length, or shorten it"
+            f"layer {self.layer}: {type(self.module).__name__} has {self.key.shape[2]} keys after {expected} tokens, so it does not keep the "
+            "earlier parts of a long prompt; give part=… at least the prompt's length, or shorten it"
         )
 
 

@@ -24,8 +24,8 @@ from mless.cli.printing import plain
 from mless.errors import MlessError
 
 _EPILOG = (
-    "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input, with the way out in "
-    "the message; 130 interrupted, the same command goes on where it stopped."
+    "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input (the message says "
+    "the way out); 130 interrupted (the same command goes on)."
 )
 _INTERRUPTED = 130
 # In the order of the help.

@@ -68,8 +68,8 @@ class DataOptions:
     data: Annotated[
         str | None,
         typer.Option(
-            help="JSONL, JSON, CSV or Parquet file; a name in $MLESS_DATA; bundled; or arithmetic[:DIFFICULTY[:COUNT]] "
-            "(1, the default, has 200 distinct questions, 2 has 16,500, 3 and 4 more, 5 has 20,000, 6 has 4,000)."
+            help="JSONL, JSON, CSV or Parquet file; a name in $MLESS_DATA; bundled; or arithmetic[:DIFFICULTY[:COUNT]]. "
+            "Distinct questions by difficulty: 200 in 1 (the default), 16,500 in 2, more in 3 and 4, 20,000 in 5, 4,000 in 6."
         ),
         StudyField(),
     ] = None

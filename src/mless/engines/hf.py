@@ -2,8 +2,9 @@
 
 **row-stable** (the default): a forward always has S rows, empty ones filled with dummies, and a row's tokens always sit at the same
 cache slots. Everything that could change a row's bits (padded length, chunk shapes, shared prefix) is a function of that row's own
-prompt, so order, resume and the number of live rows cannot change them. **batch-invariant**: matrix products go by fixed blocks of rows, so
-S cannot change them either.
+prompt, so order, resume and the number of live rows cannot change them.
+
+**batch-invariant**: matrix products go by fixed blocks of rows, so S cannot change a row's bits either.
 """
 
 from __future__ import annotations
@@ -336,8 +337,8 @@ class HfEngine:
                 raise EngineFault(f"item {request.item!r}: the hf engine takes token ids, and this request has none")
             if request.arm is not None and request.arm.scope != "token":
                 raise BadStudy(
-                    f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools tokens of one call, so an answer would depend on how its "
-                    "prompt was divided and on its neighbours; use scope token here, or mless.arm around a generate of your own"
+                    f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools the tokens of a call, so an answer would depend on its "
+                    "neighbours; use scope token here, or mless.arm around a generate of your own"
                 )
             need = len(request.token_ids) + decoding.max_new_tokens
             if need > self.length:

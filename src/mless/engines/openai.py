@@ -323,8 +323,8 @@ class OpenAIEngine:
         if any(request.messages for request in requests):
             self._say_once(
                 "messages",
-                "prompts are sent as text: the server's own chat template and tokenizer make the tokens, so how many tokens the filler "
-                "has and where they stand is not under our control; give --tokenizer to send token ids (vLLM and llama.cpp take them)",
+                "prompts are sent as text, so the server decides how many tokens the filler has and where they stand; "
+                "give --tokenizer to send token ids (vLLM and llama.cpp take them)",
             )
         name, url = wire.key_variable(), httpx2.URL(self.base_url)
         host = url.host

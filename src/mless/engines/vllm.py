@@ -368,7 +368,7 @@ def _require_invariance(platform: Any) -> None:
         return
     raise EngineFault(
         f"vLLM's batch-invariant kernels need an NVIDIA GPU of compute capability 8.0 or more (or an AMD Instinct, or an Intel GPU), "
-        f"and {lacking}; unset {_INVARIANT} if you set it, or use --engine hf, which is row-stable anywhere"
+        f"and {lacking}; unset {_INVARIANT}, or use --engine hf, which is row-stable anywhere"
     )
 
 

@@ -63,8 +63,8 @@ def draw_bars(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> Pi
 
 
 READING = (
-    "Top: share of items answered right under each condition, whiskers 95 % intervals; below each bar the share of answers that were cut off, "
-    "and of those in which no answer was found. Bottom: the change against no filler, item by item; "
+    "Top: share of items answered right under each condition, whiskers 95 % intervals. Below each bar: the shares of answers that were cut off, "
+    "and in which no answer was found. Bottom: the change against no filler, item by item; "
     "the grey mark is the same prompts run again, and a change no larger than that is no finding."
 )
 

@@ -327,7 +327,7 @@ def draw_classes(paths: Sequence[Path], conditions: Sequence[str], *, layer: int
         handles=handles, loc="outside upper center", ncols=6, handlelength=1.0, handleheight=1.0, columnspacing=1.4
     )
     note = (
-        "Share of activations with |a| ≤ τ among the original tokens of each class, mean over the items that have such tokens; "
+        "Share of activations with |a| ≤ τ among the original tokens of each class, mean over the items that have such tokens. "
         "τ: a tenth of the robust spread of |a| without filler. Right: change against the same items without, 95 % interval over items; "
         "an arrow stands for a value beyond the axis."
     )

@@ -96,8 +96,8 @@ def draw_displacement(paths: Sequence[Path], conditions: Sequence[str], *, layer
         f"{one.folder.label} {head_name(one.layer, one.head)}" for one in shown
     )
     reading = (
-        "Top: each arrow is one token, from its output without filler to its output with it; a cross at the arrow's tip means that one λ and one σ "
-        "for the whole head would have said so. Below, by layer: how much of the displacement each form explains."
+        "Top: each arrow is one token, from its output without filler to its output with it. A cross at the arrow's tip: one λ and one σ "
+        "for the whole head predict it. Below, by layer: how much of the displacement each form explains."
     )
     return Picture(figure, style.shown(title), style.shown(f"{reading} {note}"))
 

@@ -356,7 +356,7 @@ class _Exponents:
     limit: float
     label: str = "Dilution exponent ε"
     note: str = (
-        "ε = log λ / log λ of an even spread: 0 = the question lost nothing to the filler, 1 = as much as a head loses that spreads evenly, "
+        "ε = log λ / log λ of an even spread: 0 = the question lost nothing to the filler, 1 = as much as in a head that spreads evenly, "
         "below 0 = it gained."
     )
 

@@ -43,9 +43,9 @@ def parameters_table(paths: Sequence[Path]) -> tuple[Table, str]:
     aligned = "".join("l" if head in ("model", "parameters", "task", "verdict") else "r" for head in HEADS)
     marked = any(cell.marked for row in body for cell in row)
     caption = (
-        "Parameters of ARM: as published, for which nothing is known of how they were chosen, and as chosen here, on dev items by paired Δ against "
-        "none. The dev Δ is what a setting was chosen for and no result; the test Δ is that of the chosen setting on items that nothing was chosen on, "
-        "with its 95 % interval; its p is of one comparison and needs no correction."
+        "Parameters of ARM: as published (how they were chosen is not known), and as chosen here, on dev items by paired Δ against none. "
+        "A setting was chosen for its dev Δ, so that is no result. The test Δ, with its 95 % interval, is that of the chosen setting on "
+        "items that nothing was chosen on. Its p is of one comparison and needs no correction."
         + (" Bold: p ≤ 0.05 and a Δ larger than A/A's." if marked else "")
     )
     return Table(HEADS, aligned, body, caption), _csv(lines)

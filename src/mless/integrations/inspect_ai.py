@@ -35,10 +35,10 @@ _model: Any = needed("inspect_ai.model", "inspect", "Inspect")
 _samples: Any = importlib.import_module("inspect_ai.log._samples")  # it has no public name for the current epoch
 WHO = "the Inspect provider 'mless'"
 
-#: Tokens of prompt and answer together, unless -M context says otherwise: what a row's cache is made for, and part of the numbers.
+#: Tokens of prompt and answer together, unless -M context says otherwise: the size of a row's cache. Results depend on it.
 CONTEXT = 2048
 MAX_TOKENS = 512
-#: Rows of one forward, part of the numbers too.
+#: Rows of one forward. Results depend on it.
 SLOTS = {"cpu": 8}
 #: Seconds that the engine waits for further requests, because Inspect sends its samples one after another.
 _WAIT_FOR_MORE = 0.05
@@ -60,7 +60,7 @@ class MlessAPI(_model.ModelAPI):
     """A model of mless's under a condition.
 
     Arguments (-M): `condition`, `filler`, `length`, `placement`, `condition_seed` and ARM's, as `arm_c`; `prompt` (auto, chat, raw), `dtype`,
-    `device`, `tokenizer`, `trust_remote_code`; `slots` and `context`, which are part of the numbers.
+    `device`, `tokenizer`, `trust_remote_code`; `slots` and `context`, on which results depend.
     """
 
     def __init__(

@@ -125,8 +125,8 @@ class MlessLM(_Backend):
             rows.append(self._filled(text, ids[0].tolist()))
             if left_truncate_len and len(rows[-1]) > left_truncate_len:
                 raise BadPrompt(
-                    f"{WHO}: a prompt is {len(rows[-1])} tokens with its filler, but only {left_truncate_len} leave room for the answer, and cutting "
-                    "it would cut the filler; use a shorter filler, or a smaller max_gen_toks"
+                    f"{WHO}: a prompt is {len(rows[-1])} tokens with its filler, but only {left_truncate_len} leave room for the answer; "
+                    "use a shorter filler, or a smaller max_gen_toks"
                 )
         width = max(map(len, rows))
         ids = torch.full((len(rows), width), self.tokenizer.pad_token_id, dtype=torch.long)

@@ -153,8 +153,8 @@ def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noi
     rungs: list[int] = about["tuning"]["rungs"]
     if len(rungs) > 1:
         raise BadFolder(
-            f"{path} was tuned by halving, so of its settings only those that were kept have answers to all dev items (rungs of "
-            f"{', '.join(map(str, rungs))}), and noise needs every setting's; tune with --method grid"
+            f"{path} was tuned by halving (rungs of {', '.join(map(str, rungs))}), so only the settings kept have answers to all dev items, "
+            f"and noise needs those of every setting; tune with --method grid"
         )
     answers = with_control(ResultFolder(folder.path / "dev-1").read_table("answers"))
     tune = TuneTable.model_validate(about["study"]["tune"]).model_copy(update={"method": "grid"})

@@ -72,8 +72,8 @@ def _check_conditions(measurement: Measurement, conditions: Sequence[Condition],
     for condition in conditions:
         if condition.arm is not None and not measurement.takes_arm:
             raise BadStudy(
-                f"condition {condition.name!r} runs the model with ARM, but both prompts of a pair run in one forward here, and none must run "
-                "without it; ARM acts behind layer 1's attention: use mless run activations for it, and leave it out of --conditions here"
+                f"condition {condition.name!r} runs the model with ARM, but here both prompts of a pair run in one forward, and none must run "
+                "without it; leave it out of --conditions, and use mless run activations for it"
             )
         if condition.for_answers_only and measurement.pairs_tokens:
             raise BadStudy(

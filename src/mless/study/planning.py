@@ -262,7 +262,7 @@ def _pilot_lines(found: Mapping[str, Any]) -> list[str]:
     ]
     if pilot["by_itself"]:
         lines.append(
-            "The same prompts asked again (A/A) change as many items as any condition or more, so that share was planned with; most of it is noise, "
+            "The same prompts asked again (A/A) change as many items as any condition or more, so the plan uses that share. Most of it is noise, "
             "which several samples per item would lessen."
         )
     if pilot["items"] < 100:

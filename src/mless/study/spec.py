@@ -207,7 +207,7 @@ class AccuracyTable(BaseModel):
     mode: Literal["row-stable", "batch-invariant"] = "row-stable"
     slots: int | None = Field(
         default=None, ge=1
-    )  # rows computed at once, part of the numbers; chosen by device where not given
+    )  # rows computed at once; results depend on it; chosen by device where not given
     max_new_tokens: int = Field(default=256, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)

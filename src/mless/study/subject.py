@@ -126,8 +126,8 @@ def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
 
     if model.bos is not None and prompt.token_ids[0] != model.bos:
         raise TokenizerFault(
-            f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; its chat "
-            "template leaves it out: give a tokenizer whose template writes it (--tokenizer), or use --prompt raw"
+            f"item {prompt.item!r}: the prompt does not begin with the BOS token (id {model.bos}) that {model.label} was trained with; give "
+            "a tokenizer whose chat template writes it (--tokenizer), or use --prompt raw"
         )
     check_position_ids(model, [prompt])
     check_reach(model, [prompt])

@@ -630,7 +630,9 @@ def test_a_generated_task_asked_whole_is_no_sample():
     assert population_lines("arithmetic-1", 199) == population_lines("math500", 500) == []
     assert population_lines("arithmetic-99", 200) == []  # of a newer version
     [line] = population_lines("arithmetic-1", 200)
-    assert line.startswith("These 200 items are all that arithmetic-1 has, so there is no larger set of questions")
+    assert line.startswith(
+        "These 200 items are all that arithmetic-1 has, so intervals and p do not speak of a larger set"
+    )
     assert "--data arithmetic:5:COUNT (20,000 questions)" in line
 
 

@@ -94,8 +94,8 @@ class AccuracyMeasurement(Measurement):
         began_with: int | None = about["study"]["accuracy"]["slots"]
         if used is not None and self.settings.slots not in (None, used, began_with):
             raise BadFolder(
-                f"{folder.path} holds answers drawn with {used} slots, but {self.settings.slots} are asked for, and their number is part of the "
-                "numbers; leave accuracy.slots out to go on, or choose another --out"
+                f"{folder.path} holds answers drawn with {used} slots, but {self.settings.slots} are asked for, and results depend on their number; "
+                "leave accuracy.slots out to go on, or choose another --out"
             )
 
     # ---- with the model
@@ -229,7 +229,7 @@ class AccuracyMeasurement(Measurement):
         if fewer < 1:
             raise fault
         progress.say(
-            f"out of memory with {before} slots: going on with {fewer}; the number of slots is part of the numbers, so answers drawn with "
+            f"out of memory with {before} slots: going on with {fewer}; results depend on the number of slots, so answers drawn with "
             f"{before} are drawn again"
         )
         return fewer

@@ -357,7 +357,7 @@ def population_lines(task: str, n: int) -> list[str]:
     if n < distinct:
         return []
     return [
-        f"These {n:,} items are all that {task} has, so there is no larger set of questions that the intervals and p speak of; they say how much the "
-        "numbers would vary if the questions were drawn at random from many like these. To sample from a larger set: --data arithmetic:5:COUNT "
+        f"These {n:,} items are all that {task} has, so intervals and p do not speak of a larger set. They say how much the "
+        "numbers would vary if the questions were a random draw from many like these. To sample from a larger set: --data arithmetic:5:COUNT "
         f"({tasks.distinct_questions(5):,} questions)"
     ]

@@ -122,6 +122,6 @@ def _limits(by_condition: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str
     if family and not stats.can_reject(scored, family):
         return [
             f"{scored} scored items are too few for the sign-flip test of single heads ever to reject after Holm over {family} rows (it takes "
-            f"{stats.items_needed(family)}); the intervals stand, the p-values of heads cannot."
+            f"{stats.items_needed(family)}). The intervals stand, the p-values of heads cannot."
         ]
     return []

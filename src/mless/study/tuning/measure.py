@@ -160,8 +160,8 @@ def _say_cost(
             progress.say(f"{one.data}: {one.seen} of its questions are left out, because the tuned task has them too")
     if len(named) > _MOST_SETTINGS_PER_ITEM * len(plan.dev):
         progress.say(
-            f"warning: {len(named)} settings on {len(plan.dev)} dev items: so many cannot be told apart by so few, the best will be the luckiest, "
-            f"and {cost:,} answers are drawn for it; try fewer settings, or take more items"
+            f"warning: {len(named)} settings on {len(plan.dev)} dev items: too few to tell so many apart, so the best will be the luckiest, "
+            f"at the cost of {cost:,} answers; try fewer settings, or take more items"
         )
 
 
