@@ -145,8 +145,8 @@ def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
     def check(layer: int, owner: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
         def compare(module: nn.Module, given: Any, output: Any) -> None:
             nonlocal worst
-            anew = owner.down_proj(activation.pop(layer) * owner.up_proj(given[0]))  # pyright: ignore[reportCallIssue]
-            error = float((anew.float() - output.float()).abs().max() / output.float().abs().max().clamp(min=1e-30))
+            again = owner.down_proj(activation.pop(layer) * owner.up_proj(given[0]))  # pyright: ignore[reportCallIssue]
+            error = float((again.float() - output.float()).abs().max() / output.float().abs().max().clamp(min=1e-30))
             worst = max(worst, error)
 
         return compare

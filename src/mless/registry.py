@@ -135,7 +135,7 @@ def _read_plugins() -> None:
             except (Exception, SystemExit) as fault:
                 _READ.discard(entry)
                 raise BadPlugin(
-                    f"the plugin {entry!r}, named in {VARIABLE}, cannot be used ({_fault_words(fault)}); mend it, or take it out of {VARIABLE}"
+                    f"the plugin {entry!r}, named in {VARIABLE}, cannot be used ({_fault_words(fault)}); fix it, or take it out of {VARIABLE}"
                 ) from fault
 
 
@@ -265,7 +265,7 @@ class Registry(Generic[T]):
             if name in self._built_in:
                 raise
             raise BadPlugin(
-                f"{self.label} {name!r} cannot be imported from {address!r} ({_fault_words(fault)}); mend it, or register another"
+                f"{self.label} {name!r} cannot be imported from {address!r} ({_fault_words(fault)}); fix it, or register another"
             ) from fault
         self._require(name, thing)
         (self._built_in if name in self._built_in else self._added)[name] = cast("T", thing)
@@ -292,7 +292,7 @@ class Registry(Generic[T]):
             thing: object = point.load()
         except Exception as fault:
             raise BadPlugin(
-                f"{self.label} {name!r} of {_origin(point)} cannot be imported from {point.value!r} ({_fault_words(fault)}); mend or uninstall it"
+                f"{self.label} {name!r} of {_origin(point)} cannot be imported from {point.value!r} ({_fault_words(fault)}); fix or uninstall it"
             ) from fault
         self._require(name, thing)
         self._added[name] = thing

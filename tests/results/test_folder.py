@@ -96,7 +96,7 @@ def test_a_killed_writer_leaves_only_whole_units(folder: ResultFolder) -> None:
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()  # a folder of that name cannot be replaced by a file
-    with pytest.raises(BadFolder, match=r"cannot write .*target: .*; mend that and run the same command again"):
+    with pytest.raises(BadFolder, match=r"cannot write .*target: .*; fix that and run the same command again"):
         write_atomically(tmp_path / "target", b"content")
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 

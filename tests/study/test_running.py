@@ -731,7 +731,7 @@ def test_a_question_nobody_later_sees_is_undecided(tiny: Path, tmp_path: Path) -
     assert rows["verdict"].unique().to_list() == ["undecided"]
     assert rows["n_items"].unique().to_list() == [0]
     lines = verdict_lines(tmp_path / "r")
-    assert "layer 1 undecided: the share is undefined (nobody later sees the question); layer 2 undecided" in lines[1]
+    assert "layer 1 undecided: the share is undefined (no later token sees the question); layer 2 undecided" in lines[1]
 
 
 def test_one_item_gives_shares_without_intervals(tiny: Path, tmp_path: Path) -> None:

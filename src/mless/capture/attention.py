@@ -154,7 +154,7 @@ class Recorder:
         if mask.plain_causal:
             real = torch.ones(rows, tokens, dtype=torch.bool, device=device)
         else:
-            # A real token sees itself, padding sees nothing or is seen by nobody.
+            # A real token sees itself; padding sees nothing, or no token sees it.
             blocks = [(first, min(first + ROWS_AT_ONCE, tokens)) for first in range(0, tokens, ROWS_AT_ONCE)]
             real = torch.cat([mask(a, b)[:, 0, :, a:b].diagonal(dim1=-2, dim2=-1) for a, b in blocks], dim=1)
         return real[:, None].expand(-1, len(QUERY_SETS), -1), torch.zeros_like(real, dtype=torch.long)
@@ -382,7 +382,7 @@ def capturing(
             yield recorder
             recorder.finish()
     finally:
-        # Who keeps the sums shall not keep the model.
+        # Do not keep the model alive through the recorder.
         recorder._runs = None  # pyright: ignore[reportPrivateUsage]
 
 

@@ -43,7 +43,7 @@ def own_positions(model: LoadedModel, prompts: Sequence[Prompt], longest: int) -
         return None
     if not _takes_position_ids(model):
         raise UnsupportedArchitecture(
-            f"{model.family!r} takes no position ids, so what positions do cannot be told from what filler does; see docs/adding-a-model.md"
+            f"{model.family!r} takes no position ids, so effects of positions and of filler cannot be separated; see docs/adding-a-model.md"
         )
     positions = torch.arange(longest).repeat(len(prompts), 1)
     for row, prompt in enumerate(prompts):

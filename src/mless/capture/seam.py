@@ -207,7 +207,7 @@ def attending(
 ) -> Generator[None]:
     """Inside the block `attend` computes the model's attention. What it does not know is refused first.
 
-    The model's attention implementation and both registries are as before once the block is left, by whatever road.
+    Afterwards, even on error, the model's attention implementation and both registries are as before.
     """
     # A module that serves several layers (HRM-Text) is called by them in order.
     numbers: dict[int, list[int]] = {}

@@ -77,7 +77,7 @@ def key_header() -> dict[str, str]:
     key = os.environ[name].strip()
     # The HTTP library would say so itself, and show the key.
     if not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise EngineFault(f"the key in ${name} holds spaces or other characters that no key has; set it anew")
+        raise EngineFault(f"the key in ${name} holds spaces or other characters that no key has; set it again")
     return {"Authorization": f"Bearer {key}"}
 
 

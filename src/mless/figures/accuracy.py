@@ -24,7 +24,7 @@ from mless.results.schemas import Accuracy
 WORDS_PITCH, NUMBER_PITCH, TURNED_PITCH = 0.52, 0.27, 0.12
 #: Below it a whole per cent stands upright.
 RATE_PITCH = 0.2
-#: How a bar or line is told from others when the colours have all been used.
+#: How bars or lines differ once all colours are used.
 HATCHES = ("", "////", "....", "xxxx")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

@@ -169,7 +169,7 @@ def _sweeps(folder: StoredAnswers, conditions: Sequence[str], label: str) -> lis
 
 
 def _choice(folder: StoredAnswers, names: Mapping[int, str], tested: Mapping[str, Accuracy]) -> Choice | None:
-    """The length that the dev items choose, by the rule that the verdict goes by."""
+    """The length that the dev items choose, by the same rule as the verdict."""
     best = folder.chosen(names.values())
     if best is None:
         return None

@@ -318,7 +318,7 @@ if gluon is not None:
         mbarrier.wait(ready.index(slot), (t // NBUF) & 1)
         # Two products at once would each take twice as long; then all groups compute exponentials while the tensor cores wait.
         if IN_TURN:
-            # The first group's first turn needs nobody before it.
+            # The first group's first turn waits for no other.
             mbarrier.wait(turns.index(WHICH), (turn & 1) ^ (WHICH == 0))
         s = warpgroup_mma(q_tiles.index(slot), turned, zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, [s])

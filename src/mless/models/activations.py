@@ -51,7 +51,7 @@ def decoder_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     ]
     if not found:
         raise UnsupportedArchitecture(
-            f"{type(model).__name__}: no list of decoder layers was found, so its activations cannot be told layer from layer; see "
+            f"{type(model).__name__}: no list of decoder layers was found, so its activations cannot be assigned to layers; see "
             "docs/adding-a-model.md"
         )
     _, _, owner, layers = max(found, key=lambda one: one[:2])

@@ -33,7 +33,7 @@ class Own:
 def attn(
     attend: Attend, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None
 ) -> tuple[Tensor, None]:
-    """GPT-J's `_attn` and its like; some keep queries and keys in fp32 whatever the model's dtype."""
+    """GPT-J's `_attn` and similar ones; some keep queries and keys in fp32 whatever the model's dtype."""
     scale: float = module.scale_attn if hasattr(module, "scale_attn") else module.norm_factor
     out, _ = attend(
         module, query, key, value.to(query.dtype), mask, scaling=1.0 / scale, dropout=_dropout(module)

@@ -56,7 +56,7 @@ def _refusals(path: Path) -> Generator[None]:
         yield
     except OSError as fault:
         raise BadFolder(
-            f"cannot write {path}: {fault.strerror or fault}; mend that and run the same command again, or choose another --out"
+            f"cannot write {path}: {fault.strerror or fault}; fix that and run the same command again, or choose another --out"
         ) from None
 
 

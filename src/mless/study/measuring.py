@@ -302,7 +302,7 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
     folder = bench.folder
     same = measurement.stored_analysis(stored) == analysis and folder.has_tables(measurement.tables)
     if not same:
-        job.progress.say("everything is stored: judging it anew")
+        job.progress.say("everything is stored: judging it again")
         began = time.monotonic()
         with folder.writing():
             bench.prompts = read_prompts(folder) if measurement.pairs_tokens else None

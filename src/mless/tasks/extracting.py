@@ -30,7 +30,7 @@ TASK_RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "arithmetic": ("boxed", "hashes", "number"),
     }
 )
-#: For a file of one's own.
+#: For your own file.
 DEFAULT_RULES: tuple[Rule, ...] = ("boxed", "hashes", "number")
 
 

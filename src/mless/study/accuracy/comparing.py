@@ -145,7 +145,7 @@ def _rows(
                 cell.row |= _parts(runs["none"], run, block, name)
             _test(cell, "p", base, mine, block)
             if name == again:
-                cell.row["equivalence_p"] = None  # nobody looks for an effect here
+                cell.row["equivalence_p"] = None  # no effect is tested here
                 continue
             second = measured[again][mine.against].at(block.items) if again is not None else None
             if second is not None:

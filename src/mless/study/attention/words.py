@@ -112,7 +112,7 @@ def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], yardstick: l
             exponent = f", ε {_short(other['epsilon'])}" if other.get("epsilon") is not None else ""
             yardsticks.append(f"random text {other['retained']:.2f}{exponent}")
     if row["retained"] is None:
-        return f"layer {row['layer']} undecided: the share is undefined (nobody later sees the question)"
+        return f"layer {row['layer']} undecided: the share is undefined (no later token sees the question)"
     exponent = ""
     if row.get("epsilon") is not None:
         exponent = f"ε {_interval(row, 'epsilon', 'epsilon_lo', 'epsilon_hi')}, "
