@@ -230,13 +230,13 @@ class VllmEngine:
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}
         if settings is None:
-            running = nullcontext()
+            with_arm = nullcontext()
         else:
             from mless.engines import vllm_arm
 
-            running = vllm_arm.placed(self._model(), settings)
+            with_arm = vllm_arm.placed(self._model(), settings)
         try:
-            with running as arm:
+            with with_arm as arm:
                 while waiting or running:
                     # max_num_seqs stays what it was when the engine started, so the number of live rows is limited here.
                     while waiting and len(running) < live:

@@ -253,8 +253,8 @@ class StoredAnswers(StoredStudy):
         Without stored prompts (a server makes them itself) it is the task's question, which study.json keeps.
         """
         asked_of: Any = self.about.get("questions")
-        questions = cast("dict[str, Any]", asked_of) if isinstance(asked_of, dict) else {}
-        found = {item: str(questions[item]) for item in items if item in questions}
+        stored = cast("dict[str, Any]", asked_of) if isinstance(asked_of, dict) else {}
+        found = {item: str(stored[item]) for item in items if item in stored}
         if not (self.path / "prompts.parquet").exists():
             return found
         where = (pc.field("condition") == "none") & pc.field("item").isin(pa.array(items, pa.string()))
