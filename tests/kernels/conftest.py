@@ -15,7 +15,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the test file, run as a program with a path, saves there.
+    """What the test file, run as a program with a path, saves there; with "all" behind it where its slow cases are asked for too.
 
     In a process of its own, because whether kernels are interpreted is settled when Triton is imported.
     """
@@ -27,7 +27,8 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     environment = os.environ | {
         "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places),
     }  # fmt: skip
-    command = [sys.executable, str(request.path), str(path)]
+    slow = any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
+    command = [sys.executable, str(request.path), str(path), *(["all"] if slow else [])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(path)

@@ -193,9 +193,15 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, mask: str 
         assert torch.equal(its.mass[0], sums.mass[row])
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (32, 32), (40, 1)], ids=["GQA", "MHA", "MQA"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"),
+    [
+        (9, 3), (8, 8), (8, 1), pytest.param(32, 32, marks=pytest.mark.slow), pytest.param(40, 1, marks=pytest.mark.slow),
+    ],
+    ids=["GQA", "MHA", "MQA", "MHA, many", "MQA, many"],
+)  # fmt: skip
 def test_short_prompts_that_begin_together_have_the_same_bits_alone(heads: int, kv_heads: int, threads: int) -> None:
-    lengths = [130, 1, 16, 64, 65, 129, *range(2, 120, 3)]
+    lengths = [130, 1, 16, 64, 65, 129, *range(2, 120, 4)]
     assert len(lengths) * 130 > joint._TOGETHER
     q, k, v = given(heads, kv_heads, 130, 32, 32, rows=len(lengths))
     what = asked(lengths)

@@ -65,10 +65,25 @@ def draws_of(size: int) -> Tensor:
 NOTHING = {"all hidden": -torch.inf, "no numbers": torch.nan}
 SHORT = [torch.float16, torch.bfloat16]
 #: Few, because the interpreter takes seconds for each; on a GPU there are more (test_sampling_gpu.py).
-CASES = [(1, "floats"), (300, "equals"), (300, "nearly all hidden")]
+CASES = [
+    (size, kind, name) for size, kind in ((1, "floats"), (300, "equals"), (300, "nearly all hidden")) for name in CUTS
+]
+FEW = [
+    case
+    for case in CASES
+    if case[1] == "equals" or case[2] in ("all", "the 5 highest", "half", "both")
+]  # fmt: skip
+SHORT_CASES = [
+    (dtype, kind, name)
+    for dtype in SHORT
+    for kind in ("floats", "low equals")
+    for name in ("both", "half of the 7 highest")
+]
+#: Each of the two with each of the others.
+FEW_SHORT = [SHORT_CASES[i] for i in (0, 3, 5, 6)]
 
 
-def main(path: str) -> None:
+def main(path: str, *everything: str) -> None:
     from mless.kernels import sampling_triton
     from mless.kernels.sampling import CLOSE
 
@@ -80,18 +95,15 @@ def main(path: str) -> None:
 
     found = {
         f"{size}, {kind}, {name}": tokens(logits_of(size, kind), draws_of(size), name)
-        for size, kind in CASES
-        for name in CUTS
+        for size, kind, name in (CASES if everything else FEW)
     }
     logits, draws = logits_of(300, "equals"), draws_of(300)
     apart = torch.full((ROWS, 700), torch.nan)
     apart[:, :300] = logits
     found["apart"] = tokens(apart[:, :300], draws, "both")
     found["alone"] = tokens(logits[2:], draws[2:], "both")
-    for dtype in SHORT:
-        for name in ("both", "half of the 7 highest"):
-            for kind in ("floats", "low equals"):
-                found[f"{dtype}, {kind}, {name}"] = tokens(logits_of(300, kind).to(dtype), draws, name)
+    for dtype, kind, name in SHORT_CASES if everything else FEW_SHORT:
+        found[f"{dtype}, {kind}, {name}"] = tokens(logits_of(300, kind).to(dtype), draws, name)
     # What a memory held before must not become a token.
     torch.empty = lambda *size, dtype=None, device=None: torch.full(size, 1234567, dtype=dtype, device=device)
     for name, value in NOTHING.items():
@@ -108,8 +120,9 @@ def by_torch(logits: Tensor, draws: Tensor, name: str) -> Tensor:
     return kernels.drawn(logits, draws, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-@pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize(("size", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("size", "kind", "name"), [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_the_kernel_draws_what_torch_draws(answers, size, kind, name):
     expected = by_torch(logits_of(size, kind), draws_of(size), name)
     assert torch.equal(answers[f"{size}, {kind}, {name}"], expected)
@@ -120,9 +133,11 @@ def test_rows_that_lie_apart_and_a_row_alone(answers):
     assert torch.equal(answers["alone"], answers["300, equals, both"][2:])
 
 
-@pytest.mark.parametrize("name", ["both", "half of the 7 highest"])
-@pytest.mark.parametrize("kind", ["floats", "low equals"])
-@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kind", "name"),
+    [case if case in FEW_SHORT else pytest.param(*case, marks=pytest.mark.slow) for case in SHORT_CASES],
+    ids=str,
+)
 def test_16_bits(answers, dtype, kind, name):
     expected = by_torch(logits_of(300, kind).to(dtype), draws_of(300), name)
     assert torch.equal(answers[f"{dtype}, {kind}, {name}"], expected)
@@ -195,4 +210,4 @@ def test_a_token_is_drawn_from_what_stays_by_its_chance(case):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

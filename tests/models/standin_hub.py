@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,12 @@ class StandInHub:
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler = Handler
+        self._open(0)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _open(self, port: int) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
@@ -39,6 +45,13 @@ class StandInHub:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    @contextmanager
+    def away(self) -> Generator[None]:
+        """Nobody listens at its address in here."""
+        self.stop()
+        yield
+        self._open(int(self.url.rpartition(":")[2]))
 
     def fetched(self, repo: str) -> set[str]:
         """The files of `repo` whose contents were asked for."""

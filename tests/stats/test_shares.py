@@ -508,7 +508,7 @@ def test_coverage_of_retained_share(noise: str, n: int):
     assert 0.93 <= coverage <= 0.97
 
 
-def coverage_of_layer_share(heads: int, shared: float, n: int, spread: np.ndarray, reps: int = 4000) -> float:
+def coverage_of_layer_share(heads: int, shared: float, n: int, spread: np.ndarray, reps: int) -> float:
     """Heads with different λ; `shared` is the correlation of any two of them over items."""
     generator = rng(heads + n)
     centre = np.linspace(-0.9, 0.3, heads)
@@ -523,24 +523,25 @@ def coverage_of_layer_share(heads: int, shared: float, n: int, spread: np.ndarra
 
 
 @pytest.mark.parametrize(
-    ("heads", "shared", "n"),
+    ("heads", "shared", "n", "reps"),
     [
-        (8, 0.5, 24),
+        (8, 0.5, 24, 1500),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in ((8, 0.5, 12), (8, 0.5, 100), (32, 0.2, 24), (32, 0.0, 24))
+            pytest.param(*one, 4000, marks=pytest.mark.slow)
+            for one in ((8, 0.5, 24), (8, 0.5, 12), (8, 0.5, 100), (32, 0.2, 24), (32, 0.0, 24))
         ),
     ],
 )
-def test_coverage_of_layer_share(heads: int, shared: float, n: int):
-    coverage = coverage_of_layer_share(heads, shared, n, np.linspace(0.15, 0.4, heads))
+def test_coverage_of_layer_share(heads: int, shared: float, n: int, reps: int):
+    coverage = coverage_of_layer_share(heads, shared, n, np.linspace(0.15, 0.4, heads), reps)
     print(f"layer_share, {heads} heads, correlation {shared}, n = {n}: {coverage:.3f}")
     assert 0.93 <= coverage <= 0.97
 
 
-def test_coverage_of_layer_share_where_it_begins_to_fail():
+@pytest.mark.parametrize("reps", [1500, pytest.param(4000, marks=pytest.mark.slow)])
+def test_coverage_of_layer_share_where_it_begins_to_fail(reps: int):
     """exp(mean) is biased by half its squared error; many independent heads average the noise away and keep the bias."""
-    coverage = coverage_of_layer_share(32, 0.0, 24, np.full(32, 0.2 * math.sqrt(24)))
+    coverage = coverage_of_layer_share(32, 0.0, 24, np.full(32, 0.2 * math.sqrt(24)), reps)
     print(f"layer_share, 32 independent heads, each log λ known to ± 0.2, n = 24: {coverage:.3f}")
     assert 0.90 <= coverage <= 0.945
 
@@ -566,9 +567,10 @@ def test_sign_flip_keeps_its_level(noise: str, n: int):
     assert 0.03 <= rejected <= 0.07
 
 
-def test_sign_flip_of_layer_scores_keeps_its_level():
+@pytest.mark.parametrize("rows", [1000, pytest.param(2000, marks=pytest.mark.slow)])
+def test_sign_flip_of_layer_scores_keeps_its_level(rows: int):
     """The layer's null: heads that differ, their mean λ exactly 1; first-order, so the level is approximate."""
-    generator, n, heads, rows = rng(9), 24, 8, 2000
+    generator, n, heads = rng(9), 24, 8
     centre = np.linspace(-0.6, 0.5, heads)
     centre -= math.log(np.exp(centre).mean())
     scores = np.empty((n, rows))

@@ -336,14 +336,15 @@ def test_the_manifest_says_what_was_run(folder: Path) -> None:
     assert about["command"][:3] == ["mless", "run", "quick"]
 
 
-def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_says_which_kernel_computed(
+    folder: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kernels(path: Path) -> list[str]:
         return json.loads((path / "study.json").read_text())["implementations"]["received"]
 
     assert kernels(folder) == ["joint"]
     assert json.loads((folder / "study.json").read_text())["implementations"]["forward"] == ["joint"]
     # Stopped half-way it is on record already, and a run that goes on with another kernel adds that one.
-    small = SMALL | {"limit": 2}
     half, write, written = tmp_path / "half", ResultFolder.write_unit, []
 
     def once(self: ResultFolder, *args: Any) -> None:
@@ -353,19 +354,19 @@ def test_the_manifest_says_which_kernel_computed(folder: Path, tmp_path: Path, m
 
     monkeypatch.setattr(ResultFolder, "write_unit", once)
     with pytest.raises(KeyboardInterrupt):
-        run_study(load_study("quick", small), half)
+        run_tiny(tiny, half)
     assert kernels(half) == ["joint"]
     monkeypatch.setattr(ResultFolder, "write_unit", write)
     monkeypatch.setattr("mless.kernels.attended", lambda *args, **named: None)
     monkeypatch.setattr("mless.kernels.implementation", lambda *args, **named: "another")
-    run_study(load_study("quick", small), half)
+    run_tiny(tiny, half)
     assert kernels(half) == ["another", "joint"]
     # Made anew from stored tables or from stored units, nothing is computed and nothing forgotten.
     (half / "retained.parquet").unlink()
-    assert run_study(load_study("quick", small), half).computed == 0
+    assert run_tiny(tiny, half).computed == 0
     assert kernels(half) == ["another", "joint"]
     take_apart(half)
-    assert run_study(load_study("quick", small), half).computed == 0
+    assert run_tiny(tiny, half).computed == 0
     assert kernels(half) == ["another", "joint"]
 
 
