@@ -1,9 +1,61 @@
-"""Which modules of mless are type-checked while the tests run."""
+"""Which modules of mless are type-checked while the tests run, and how."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import jaxtyping
+from beartype import beartype
+from jaxtyping import install_import_hook
+
+
+def check_types() -> None:
+    """From now on every annotated function of mless that is imported is checked when it is called.
+
+    jaxtyping checks shapes; it looks at every argument twice and binds them anew at each call. A function whose annotations have no shape
+    is checked by beartype alone, which finds the same faults in a small part of the time.
+    """
+    with_shapes = jaxtyping.jaxtyped
+
+    def checked(*, typechecker: Any) -> Callable[[Any], Any]:
+        def decorate(made: Any) -> Any:
+            plain = isinstance(made, FunctionType) and is_plain(made)
+            return beartype(made) if plain else with_shapes(typechecker=typechecker)(made)
+
+        return decorate
+
+    jaxtyping.jaxtyped = checked  # what the hook writes above every function is looked up here
+    install_import_hook(checked_modules(), "beartype.beartype").__enter__()
+
+
+def is_plain(function: FunctionType) -> bool:
+    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked."""
+    words = set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
+    known = (function.__globals__.get(word) for word in words)
+    shapes = any(str(getattr(one, "__module__", "")).startswith("jaxtyping") for one in known)
+    return not shapes and not words & {"jaxtyping", *_for_readers(function.__code__.co_filename)}
+
+
+@functools.cache
+def _for_readers(file: str) -> frozenset[str]:
+    """The names that a module imports under `if TYPE_CHECKING`."""
+    blocks = [node for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))) if isinstance(node, ast.If)]
+    imports = [
+        node for block in blocks if ast.unparse(block.test).endswith("TYPE_CHECKING") for node in ast.walk(block)
+    ]  # fmt: skip
+    return frozenset(
+        alias.asname or alias.name
+        for node in imports
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    )
 
 
 def checked_modules() -> list[str]:

@@ -14,11 +14,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A place of its own that outlives a test run: converting the embedded model takes half a minute.
 os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" / "mless-test-cache"))
 
-from jaxtyping import install_import_hook
+from checking import check_types
 
-from checking import checked_modules
-
-install_import_hook(checked_modules(), "beartype.beartype").__enter__()
+check_types()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,21 @@
-"""The tests' own type checks leave GPU kernels alone: Triton compiles a kernel's source and would not find the checks' names."""
+"""The tests' own type checks find what they are for, and leave GPU kernels alone: Triton compiles a kernel's source and would not find the checks' names."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
-from checking import checked_modules
+import numpy as np
+import pytest
+from beartype.roar import BeartypeCallHintParamViolation
+from jaxtyping import TypeCheckError
+
+from checking import checked_modules, is_plain
+from mless.stats import holm
+from mless.tasks import vote_of
+from mless.values import Item
 
 
 def test_no_file_with_a_kernel_is_checked() -> None:
@@ -19,3 +29,22 @@ def test_no_file_with_a_kernel_is_checked() -> None:
     assert len(kernels) >= 5
     assert [name for name in kernels if any(name == one or name.startswith(f"{one}.") for one in checked)] == []
     assert {"mless.kernels.streaming", "mless.stats", "mless.values"} <= set(checked)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: vote_of(5), BeartypeCallHintParamViolation),  # pyright: ignore[reportArgumentType]
+        (lambda: holm(np.zeros((2, 2))), TypeCheckError),
+        (lambda: Item(5, "What is 1 + 1?"), TypeCheckError),  # pyright: ignore[reportArgumentType]
+    ],
+    ids=["a function", "a shape", "a dataclass"],
+)
+def test_what_does_not_fit_its_annotation_is_found_out(call: Callable[[], object], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        call()
+
+
+def test_shapes_are_left_to_jaxtyping_and_the_rest_is_plain() -> None:
+    assert not is_plain(inspect.unwrap(holm))
+    assert is_plain(inspect.unwrap(vote_of))

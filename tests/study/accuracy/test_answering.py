@@ -401,11 +401,14 @@ def assert_as_if_nothing_had_happened(out: Path, many: Path) -> None:
     assert not list(out.rglob("*.partial"))
 
 
-def test_killed_at_random_moments(tiny: Path, many: Path, tmp_path: Path, start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("shares", [(0.0, 0.5), pytest.param((0.0, 0.3, 0.6), marks=pytest.mark.slow)])
+def test_killed_at_random_moments(
+    tiny: Path, many: Path, tmp_path: Path, start: Callable[..., Any], shares: tuple[float, ...]
+) -> None:
     out = tmp_path / "killed"
     rng = random.Random(3)
     stored = 0
-    for share in (0.0, 0.3, 0.6):
+    for share in shares:
         process = start(tiny, out)
         wait_until(lambda: len(units(out)) > max(stored, share * TOTAL), process)  # noqa: B023
         time.sleep(rng.uniform(0, 0.02))

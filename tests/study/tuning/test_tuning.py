@@ -290,7 +290,7 @@ def test_shuffled_grades_keep_their_number_and_nothing_else(stored: pa.Table):
     assert noise.equals(shuffled(stored, np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_on_noise_no_effect_is_reported_where_the_best_on_dev_would_claim_one(stored: pa.Table, seeds: int):
     found = on_noise(stored, NOISY, TuneTable(c=[0.1]), AccuracyTable(), AccuracyMeasurement, seeds=range(seeds))
     assert found.seeds == seeds
