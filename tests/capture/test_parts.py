@@ -109,5 +109,5 @@ def test_only_what_a_missing_state_looks_like_is_taken_for_it(
 def test_keys_that_a_long_prompt_turns_otherwise_are_refused(kind: str, more: dict[str, Any], part: int) -> None:
     rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 50} | more
     model = tiny("llama", rope_parameters=rope)
-    with pytest.raises(BadStudy, match=rf"once a prompt is longer than 50 tokens \({kind}\).*give part=90 or more"):
+    with pytest.raises(BadStudy, match=rf"in prompts of more than 50 tokens \({kind}\).*give part=90 or more"):
         next(received(model, [LONG], part=part))

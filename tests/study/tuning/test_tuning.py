@@ -322,7 +322,7 @@ def test_a_grid_folder_can_be_tried_on_noise(tmp_path: Path):
 
 
 def test_what_cannot_be_tried_on_noise_is_refused_with_the_reason(tuned: Path, tmp_path: Path):
-    with pytest.raises(BadFolder, match=r"by halving, so .* only those that were kept have answers .* --method grid"):
+    with pytest.raises(BadFolder, match=r"by halving .* only the settings kept have answers .* --method grid"):
         tune_on_noise(tuned)
     with pytest.raises(BadFolder, match=r"holds no tuning"):
         tune_on_noise(tuned / "test")
@@ -466,7 +466,7 @@ def test_more_settings_than_items_are_warned_of_with_their_cost(tmp_path: Path):
     (tmp_path / "script.json").write_text("{")
     with pytest.raises(MlessError):
         run_tuning(spec, tmp_path / "out", heard)
-    assert any("warning: 18 settings on" in line and "answers are drawn for it" in line for line in heard.lines)
+    assert any("warning: 18 settings on" in line and "at the cost of" in line for line in heard.lines)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
