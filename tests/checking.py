@@ -36,7 +36,12 @@ def check_types() -> None:
 
 
 def is_plain(function: FunctionType) -> bool:
-    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked."""
+    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked.
+
+    A function inside another is not plain: beartype keeps what it has wrapped, and with it the model in such a function's closure.
+    """
+    if function.__closure__:
+        return False
     words = set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
     known = (function.__globals__.get(word) for word in words)
     shapes = any(str(getattr(one, "__module__", "")).startswith("jaxtyping") for one in known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,3 +58,19 @@ def test_no_module_is_longer_than_600_lines() -> None:
         str(file.relative_to(SOURCE)): len(file.read_text("utf-8").splitlines()) for file in SOURCE.rglob("*.py")
     }
     assert {name: length for name, length in lengths.items() if length > 600} == {}
+
+
+def test_a_function_over_60_lines_says_why() -> None:
+    silent: list[str] = []
+    for file in SOURCE.rglob("*.py"):
+        lines = file.read_text("utf-8").splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > 60:
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                if not lines[first - 2].strip().startswith("# Over 60 lines: "):
+                    silent.append(f"{file.relative_to(SOURCE)}: {node.name}")
+    assert silent == []
+
+
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1

@@ -130,10 +130,15 @@ def build_messages(
                 question = f"{filler.strip()} {question}"
             elif condition.placement == "end":
                 question = f"{question} {filler.strip()}"
-            else:
+            elif condition.placement == "anywhere":
                 words = question.split(" ")
                 at = seeded(seed, "anywhere", item.id).randrange(1, len(words)) if len(words) > 1 else 0
                 question = " ".join([*words[:at], filler.strip(), *words[at:]])
+            else:
+                raise BadPrompt(
+                    f"condition {condition.name!r}: a text conversation has no place {condition.placement!r}; use before-system, before-question, end or "
+                    "anywhere"
+                )
         yield (("system", front), ("user", question)) if front.strip() else (("user", question),)
 
 

@@ -169,6 +169,7 @@ def watching(
 # ---- one pair --------------------------------------------------------------------------------------------------------
 
 
+# Over 60 lines: one pair of prompts, from forward to sums.
 def displacement(
     model: LoadedModel,
     without: Prompt,

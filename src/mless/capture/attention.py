@@ -386,6 +386,7 @@ def capturing(
         recorder._runs = None  # pyright: ignore[reportPrivateUsage]
 
 
+# Over 60 lines: most of it says what its arguments mean.
 def received(
     model: LoadedModel,
     prompts: Sequence[Prompt],

@@ -201,6 +201,7 @@ class Call:
         )
 
 
+# Over 60 lines: one attention call from its arguments to its output.
 @contextmanager
 def attending(
     model: nn.Module, attend: Callable[[Call], Float[Tensor, "batch queries heads value_dim"]]

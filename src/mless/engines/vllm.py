@@ -39,6 +39,7 @@ class VllmEngine:
     model without ARM.
     """
 
+    # Over 60 lines: vLLM's settings stand in one place, each with its reason.
     def __init__(
         self,
         folder: Path | str,

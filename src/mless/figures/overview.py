@@ -43,6 +43,7 @@ def _opened(given: Drawing) -> list[StoredResults]:
     return [StoredResults.open(path) for path in given.paths]
 
 
+# Over 60 lines: one picture from top to bottom.
 def draw_map(folders: Sequence[StoredResults], conditions: Sequence[str], queries: QuerySet) -> Picture:
     """Layer × head, one panel per condition with filler, one row of panels per folder; in ε where the folders have it, else in λ."""
     found = [_by_condition(folder, conditions, queries) for folder in folders]

@@ -211,6 +211,7 @@ if gluon is not None:
 
     # ---- short: a program is one warp group
 
+    # Over 60 lines: a kernel is one function.
     @gluon.jit
     def _short(
         q_desc, k_desc, levels, weights, ends, out, own, c, queries, keys, heads, groups, side, early, pairs,

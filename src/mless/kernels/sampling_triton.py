@@ -141,6 +141,7 @@ def _staying(x, top, cut, inverse, gone, equals, CUT_P: tl.constexpr, FLIP: tl.c
     return share, equals
 
 
+# Over 60 lines: a kernel is one function.
 @triton.jit(do_not_specialize=["inverse", "top_k", "rest", "parts"])
 def _drawn_kernel(
     logits, values, places, counts, draws, out, size, row_stride, inverse, top_k, rest, parts,

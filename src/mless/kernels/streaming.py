@@ -76,6 +76,7 @@ def received(
 class _Work:
     """Rows of a batch that are computed together: their queries in blocks, the heads of a key head side by side."""
 
+    # Over 60 lines: one layout of blocks, which no part of it can be read without.
     def __init__(
         self,
         q: Float[Tensor, "batch heads queries dim"],

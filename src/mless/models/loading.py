@@ -334,6 +334,7 @@ def needed_bos(tokenizer: Any, source: Source, config: Any) -> tuple[int | None,
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
+# Over 60 lines: the steps of one load, in their order.
 def _load_layers(
     described: Description,
     count: int,

@@ -30,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INSPECT_VALUES = {"C": 1, "I": 0, "N": 0, "true": 1, "yes": 1, "false": 0, "no": 0}
 
 
+# Over 60 lines: the steps of one import, in their order.
 def import_results(
     results: Sequence[str | Path] | Mapping[str, Any],
     out: Path | None = None,

@@ -17,6 +17,7 @@ ASSUMED_CHANGED = 0.1
 USUAL_EFFECT = 0.02
 
 
+# Over 60 lines: one plan, and most of it names what it returns.
 def plan(
     items: int | None,
     effect: float | None,
