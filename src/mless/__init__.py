@@ -5,6 +5,12 @@ Everything public is named in `__all__`; heavy libraries load when a name is fir
 
 from __future__ import annotations
 
+import sys
+
+# `python -m mless` puts the working directory first on the path. A json.py that lies there must not run.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == "mless":
+    sys.path[:] = sys.path[0 if sys.flags.safe_path else 1 :]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -12,12 +12,36 @@ import sys
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from mless.errors import MlessError
 from mless.tasks.grading.reading import Reading, approximates, read
 
 _START_SECONDS = 120.0
+#: The variables that the worker inherits: where libraries lie and how text is written. No key is among them.
+_INHERITED = (
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "SYSTEMROOT",
+    "TMPDIR",
+    "TEMP",
+    "TMP",
+)
+# The same mless as here, by its place: no folder that it lies in needs to be on the worker's path.
+_START = """
+import importlib.util, json, sys
+path, home, limit, memory = json.loads(sys.argv[1])
+sys.path[:] = path + [one for one in sys.path if one not in path]
+spec = importlib.util.spec_from_file_location("mless", home + "/__init__.py", submodule_search_locations=[home])
+sys.modules["mless"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["mless"])
+from mless.tasks.grading.worker import serve
+serve(limit, memory)
+"""
 Fault = Literal["words", "long", "time", "memory", "crash", "reference", "answer", "off"]
 
 
@@ -26,24 +50,15 @@ class Worker:
 
     def __init__(self, limit: float, memory: int) -> None:
         self._limit = limit
-        # Hash order changes sympy's choices, so it is fixed. sys.path is passed on because this process may have its own.
-        code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-            "from mless.tasks.grading.worker import serve; serve(float(sys.argv[2]), int(sys.argv[3]))"
-        )
+        start = [_import_path(), str(Path(__file__).parents[2]), limit, memory]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                code,
-                json.dumps([path or os.getcwd() for path in sys.path]),
-                str(limit),
-                str(memory),
-            ],
+            # As -I, which would also ignore PYTHONHASHSEED; no other variable for Python is passed on.
+            [sys.executable, "-P", "-s", "-c", _START, json.dumps(start)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            cwd=Path(sys.executable).anchor,
+            env=_environment(),
         )
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         # A thread, because no portable call waits on a pipe for so many seconds.
@@ -90,6 +105,18 @@ class Worker:
                 self._stream(name).close()
 
 
+def _import_path() -> list[str]:
+    """This process's path without the working directory: what lies there (a json.py, a re.py) must not run."""
+    here = os.path.realpath(os.curdir)
+    return [os.path.abspath(path) for path in sys.path if path and os.path.realpath(path) != here]
+
+
+def _environment() -> dict[str, str]:
+    """A clean environment. Hash order changes sympy's choices, so it is fixed."""
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return kept | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+
+
 def _forward_lines(stream: IO[bytes], replies: queue.SimpleQueue[str]) -> None:
     for line in stream:
         replies.put(line.decode())
@@ -119,6 +146,7 @@ def serve(limit: float, memory: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # it answers through a pipe and writes no file
     timer = getattr(signal, "setitimer", None)
     _symbolic(verify, "x+1", "1+x")  # the parser builds its tables on first use; that time must not count for a pair
     say(ready=True)
