@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mless
-from mless.arm_rules import ArmRule, rules
+from mless.arm_rules import ARM_RULES, ArmRule
 from mless.errors import BadPlugin, BadStudy
 from mless.redistribution import redistribute
 from mless.values import ArmSettings
@@ -24,9 +24,9 @@ mless.register("arm_rules", "halved", ArmRule(lambda old, drawn: old / 2))
 
 def test_the_rules_that_come_with_mless() -> None:
     old, drawn = torch.tensor([1.0, -2.0]), torch.tensor([0.5, -0.25])
-    assert rules.names()[:2] == ["replace", "add"]
-    assert torch.equal(rules.get("replace").new(old, drawn), drawn)
-    assert torch.equal(rules.get("add").new(old, drawn), old + drawn)
+    assert ARM_RULES.names()[:2] == ["replace", "add"]
+    assert torch.equal(ARM_RULES.get("replace").new(old, drawn), drawn)
+    assert torch.equal(ARM_RULES.get("add").new(old, drawn), old + drawn)
 
 
 def test_unknown_rules_are_refused_with_the_nearest() -> None:
@@ -39,7 +39,7 @@ def test_unknown_rules_are_refused_with_the_nearest() -> None:
 def test_a_rule_from_outside(outside: Outside) -> None:
     outside.write("halving", HALVING)
     importlib.import_module("halving")
-    assert isinstance(rules.get("halved"), ArmRule)
+    assert isinstance(ARM_RULES.get("halved"), ArmRule)
     a = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
     new = redistribute(a, fraction=0.25, rule="halved")
     changed = new != a

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mless
-from mless.conditions import Kind, inserts, kinds
+from mless.conditions import CONDITION_KINDS, Kind, inserts
 from mless.errors import BadPlugin, BadPrompt, BadStudy
 from mless.integrations.filling import fill
 from mless.models import LoadedModel
@@ -44,10 +44,10 @@ ITEMS = [Item("a", "How much is 1 + 1?"), Item("b", "Find the sum of two and thr
 
 
 def test_the_kinds_that_come_with_mless() -> None:
-    assert kinds.names()[:5] == ["none", "repeat", "text", "tokens", "shift"]
-    assert [name for name in kinds.names()[:5] if inserts(name)] == ["repeat", "text", "tokens"]
-    assert [name for name in kinds.names()[:5] if kinds.get(name).own] == ["text", "tokens"]
-    assert [name for name in kinds.names()[:5] if kinds.get(name).moves] == ["shift"]
+    assert CONDITION_KINDS.names()[:5] == ["none", "repeat", "text", "tokens", "shift"]
+    assert [name for name in CONDITION_KINDS.names()[:5] if inserts(name)] == ["repeat", "text", "tokens"]
+    assert [name for name in CONDITION_KINDS.names()[:5] if CONDITION_KINDS.get(name).own] == ["text", "tokens"]
+    assert [name for name in CONDITION_KINDS.names()[:5] if CONDITION_KINDS.get(name).moves] == ["shift"]
     assert not inserts(None)
 
 

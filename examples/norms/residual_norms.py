@@ -15,8 +15,8 @@ import torch
 import mless
 from mless.figures import style
 from mless.models.activations import decoder_of
+from mless.results.figure_kinds import Drawing, FigureKind
 from mless.results.folder import ResultFolder
-from mless.results.pictures import Drawing, FigureKind
 from mless.results.schemas import schema, table_of_rows
 from mless.results.wording import p_words
 from mless.stats.activations import paired_change

@@ -31,7 +31,7 @@ def _added(old: Tensor, drawn: Tensor) -> Tensor:
     return old + drawn
 
 
-rules: Registry[ArmRule] = Registry(
+ARM_RULES: Registry[ArmRule] = Registry(
     "arm_rules",
     "ARM rule",
     {"replace": ArmRule(_replaced, kernel="replace"), "add": ArmRule(_added, kernel="add")},

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mless.arm_rules import ArmRule, rules
+from mless.arm_rules import ARM_RULES, ArmRule
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.kernels import redistributing
 from mless.models import LoadedModel
@@ -56,7 +56,7 @@ def redistribute(
         raise BadStudy(
             f"redistribute takes settings or their fields, got both: {', '.join(sorted(parameters))}; leave one out"
         )
-    return _redistributed(activations, settings, rules.get(settings.rule), real, positions, seeds)
+    return _redistributed(activations, settings, ARM_RULES.get(settings.rule), real, positions, seeds)
 
 
 def _redistributed(
@@ -339,7 +339,7 @@ class _Hook:
     def __init__(self, handle: ArmHandle, point: ActivationPoint) -> None:
         self._handle, self._layer = handle, point.layer
         self._settings = of_layer(handle.settings, point.layer)
-        self._rule = rules.get(handle.settings.rule)
+        self._rule = ARM_RULES.get(handle.settings.rule)
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         call = self._handle.context(output, self._layer)
@@ -356,7 +356,7 @@ class _Fused:
         self._owner: Any = point.owner
         self._settings = of_layer(handle.settings, point.layer)
         self._forward = point.owner.forward
-        served = redistributing.serves(handle.settings, rules.get(handle.settings.rule))
+        served = redistributing.serves(handle.settings, ARM_RULES.get(handle.settings.rule))
         self._act: redistributing.Act | None = redistributing.activation_of(point.act) if served else None
 
     def __call__(self, x: Tensor) -> Tensor:

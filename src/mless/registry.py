@@ -28,12 +28,12 @@ VARIABLE = "MLESS_PLUGINS"
 
 #: Every table by name, and where it is. A new table needs a row here, so that `register` finds it.
 TABLES: dict[str, str] = {
-    "arm_rules": "mless.arm_rules:rules",
-    "condition_kinds": "mless.conditions:kinds",
-    "engines": "mless.engines:engines",
-    "extraction_rules": "mless.tasks:extraction_rules",
-    "graders": "mless.tasks:graders",
-    "figures": "mless.results.pictures:FIGURES",
+    "arm_rules": "mless.arm_rules:ARM_RULES",
+    "condition_kinds": "mless.conditions:CONDITION_KINDS",
+    "engines": "mless.engines:ENGINES",
+    "extraction_rules": "mless.tasks:EXTRACTION_RULES",
+    "graders": "mless.tasks:GRADERS",
+    "figures": "mless.results.figure_kinds:FIGURES",
     "measurements": "mless.study.kinds:MEASUREMENTS",
     "pages": "mless.report.kinds:PAGES",
 }

@@ -9,14 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless import arm_rules
-from mless.conditions import Kind, kinds
+from mless.conditions import CONDITION_KINDS, Kind
 from mless.errors import BadPrompt, BadStudy
 
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
 Placement = Literal["before-system", "before-question", "end", "before-answer", "anywhere"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
-
-#: A name in `conditions.kinds`.
 
 SpanName = Literal["start", "system", "filler", "question", "end"]
 SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
@@ -26,6 +24,10 @@ MASS_NAMES: tuple[str, ...] = (*SPAN_NAMES, "sink")
 
 QuerySet = Literal["later", "original"]
 QUERY_SETS: tuple[QuerySet, ...] = get_args(QuerySet)
+
+
+#: A change of accuracy smaller than this would not matter, as a share: two points.
+USUAL_MARGIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ArmSettings:
 
     The share of redistributed values is `fraction`, or the share below 1.4826 · MAD(|a|) · `c`, kept within `p_min` and `p_max`. Exactly
     one of `fraction` and `c` is given. `p1` is the percentile that bounds the new positive values. `scope` says which values are pooled:
-    each token's, those of the row's real tokens in the call, or all of the call. `rule`, a name in `arm_rules.rules`, says whether the new
+    each token's, those of the row's real tokens in the call, or all of the call. `rule`, a name in `arm_rules.ARM_RULES`, says whether the new
     value replaces the old or is added.
     """
 
@@ -95,7 +97,7 @@ class ArmSettings:
             raise BadStudy(f"ARM is named twice for one layer: {list(self.layers)}; name each layer once")
         if self.scope not in SCOPES:
             raise BadStudy(f"ARM: no scope {self.scope!r}; there are: {', '.join(SCOPES)}")
-        arm_rules.rules.check(self.rule)
+        arm_rules.ARM_RULES.check(self.rule)
         if self.seed < 0:
             raise BadStudy(f"ARM's seed must be 0 or more, got {self.seed}")
 
@@ -172,7 +174,7 @@ def arm_words(one: ArmSettings) -> str:
     parts = [f"c {one.c:g}" if one.c is not None else f"fraction {one.fraction:g}", f"p1 {one.p1:g}"]
     if one.c is not None and (one.p_min, one.p_max) != (usual.p_min, usual.p_max):
         parts.append(f"share kept within {one.p_min:g} to {one.p_max:g}")
-    parts.append(f"layer{'s' if len(one.layers) > 1 else ''} {format_numbers(one.layers)}")
+    parts.append(named_layers(one.layers))
     parts += [f"scope {one.scope}"] if one.scope != usual.scope else []
     parts += [f"rule {one.rule}"] if one.rule != usual.rule else []
     if (variant := arm_variant(one)) not in (None, "row-stable"):
@@ -184,7 +186,7 @@ def arm_words(one: ArmSettings) -> str:
 class Condition:
     """How an item's prompt, or the model, is changed.
 
-    ``kind`` is a name in `conditions.kinds`. ``none``: nothing inserted. ``repeat``: the filler's tokens repeated, cut to `length` tokens.
+    ``kind`` is a name in `conditions.CONDITION_KINDS`. ``none``: nothing inserted. ``repeat``: the filler's tokens repeated, cut to `length` tokens.
     ``text``: natural text cut to `length` tokens. ``tokens``: `length` random tokens, different for each item. ``shift``: no token
     inserted, but positions shifted by `length`. Or one from outside mless. `hidden` filler is in the prompt but no other token sees it. The
     rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature`
@@ -212,7 +214,7 @@ class Condition:
             raise BadStudy(
                 f"condition {self.name!r}: no placement {self.placement!r}; there are: {', '.join(PLACEMENTS)}"
             )
-        kinds.check(self.kind, f"condition {self.name!r}: ")
+        CONDITION_KINDS.check(self.kind, f"condition {self.name!r}: ")
         self.of_kind.check(self)
         if self.hidden and not self.inserts:
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
@@ -230,7 +232,7 @@ class Condition:
     @property
     def of_kind(self) -> Kind:
         """What its kind says of itself."""
-        return kinds.get(self.kind)
+        return CONDITION_KINDS.get(self.kind)
 
     @property
     def inserts(self) -> bool:
@@ -390,6 +392,16 @@ def format_numbers(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+def counted(number: int, what: str) -> str:
+    """``1 item``, ``1,319 items``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def named_layers(numbers: Sequence[int]) -> str:
+    """``[1]`` → ``layer 1``, ``[2, 3, 4, 7]`` → ``layers 2–4, 7``."""
+    return f"layer{'s' if len(set(numbers)) > 1 else ''} {format_numbers(numbers)}"
 
 
 def pick_item(ids: Sequence[str], wanted: str, where: str) -> str:

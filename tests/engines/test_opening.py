@@ -13,7 +13,7 @@ import pytest
 from tiny_answerers import answering
 
 import mless
-from mless.engines import Decoding, EngineKind, Opening, Request, engines
+from mless.engines import ENGINES, Decoding, EngineKind, Opening, Request
 from mless.errors import BadPlugin, BadStudy
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition
@@ -47,7 +47,7 @@ def opening(**given: Any) -> Opening:
 
 
 def test_what_each_engine_says_of_itself() -> None:
-    said = {name: engines.get(name) for name in engines}
+    said = {name: ENGINES.get(name) for name in ENGINES}
     assert list(said)[:4] == ["hf", "vllm", "openai", "scripted"]
     assert [name for name, one in said.items() if one.needs_weights] == ["hf", "vllm"]
     assert [name for name, one in said.items() if one.needs_loaded] == ["hf"]
@@ -58,30 +58,30 @@ def test_what_each_engine_says_of_itself() -> None:
 
 def test_what_an_engine_lacks_is_said() -> None:
     nothing = AccuracyTable()
-    assert engines.get("hf").missing(nothing) is None
-    assert engines.get("openai").missing(nothing) == (
+    assert ENGINES.get("hf").missing(nothing) is None
+    assert ENGINES.get("openai").missing(nothing) == (
         "the openai engine needs a server: --base-url http://HOST:PORT/v1"
     )
-    assert "--set accuracy.script=FILE.json" in (engines.get("scripted").missing(nothing) or "")
-    assert engines.get("openai").missing(AccuracyTable(base_url="http://localhost:1/v1")) is None
+    assert "--set accuracy.script=FILE.json" in (ENGINES.get("scripted").missing(nothing) or "")
+    assert ENGINES.get("openai").missing(AccuracyTable(base_url="http://localhost:1/v1")) is None
 
 
 def test_the_scripted_engine_opens(tmp_path: Path) -> None:
     (tmp_path / "said.json").write_text(json.dumps({"*": "four"}))
     settings = AccuracyTable(engine="scripted", script=str(tmp_path / "said.json"))
-    with engines.get("scripted").open(opening(settings=settings)) as engine:
+    with ENGINES.get("scripted").open(opening(settings=settings)) as engine:
         assert [reply.text for reply in engine.generate([Request("none", "1")], Decoding())] == ["four"]
 
 
 def test_the_server_engine_opens() -> None:
     settings = AccuracyTable(engine="openai", base_url="http://localhost:1/v1", concurrency=3)
-    engine: Any = engines.get("openai").open(opening(settings=settings))
+    engine: Any = ENGINES.get("openai").open(opening(settings=settings))
     assert (engine.base_url, engine.model, engine.concurrency) == ("http://localhost:1/v1", "m", 3)
     engine.close()
 
 
 def test_the_hf_engine_opens_with_room_for_prompt_and_answer() -> None:
-    with engines.get("hf").open(opening(loaded=answering("llama"), slots=8)) as engine:
+    with ENGINES.get("hf").open(opening(loaded=answering("llama"), slots=8)) as engine:
         assert engine.about()["slots"] == 8
         assert engine.length >= 12  # pyright: ignore[reportAttributeAccessIssue]
         (reply,) = engine.generate([Request("none", "1", token_ids=(3, 4, 5))], Decoding(2))
@@ -113,36 +113,36 @@ def test_the_vllm_engine_is_given_the_whole_model(tmp_path: Path, monkeypatch: p
 def test_an_engine_from_outside(outside: Outside) -> None:
     outside.write("echoing", ECHO)
     importlib.import_module("echoing")
-    echo = engines.get("echo")
+    echo = ENGINES.get("echo")
     assert echo.missing(AccuracyTable()) == "echo needs a hill"
     with echo.open(opening()) as engine:
         (reply,) = engine.generate([Request("none", "1", messages=(("user", "hello hill"),))], Decoding())
     assert (reply.text, reply.n_tokens) == ("hello hill", 2)
-    code = "from mless.engines import engines; print(engines.get('echo').takes_text, engines.names())"
+    code = "from mless.engines import ENGINES; print(ENGINES.get('echo').takes_text, ENGINES.names())"
     assert outside.in_another_process(code) == "True ['hf', 'vllm', 'openai', 'scripted', 'echo']"
 
 
 def test_an_engine_named_in_the_environment(outside: Outside) -> None:
     outside.write("echoing", ECHO)
     outside.name_plugins("echoing")
-    assert engines.get("echo").takes_text
+    assert ENGINES.get("echo").takes_text
 
 
 def test_unknown_engines_are_refused() -> None:
     with pytest.raises(
         BadStudy, match=r"no engine 'vlm' \(did you mean 'vllm'\?\); there are: hf, vllm, openai, scripted"
     ):
-        engines.get("vlm")
+        ENGINES.get("vlm")
     with pytest.raises(BadPlugin, match=r"engine 'mine' must be an mless.engines.EngineKind, got "):
         mless.register("engines", "mine", Decoding)
 
 
 def test_looking_up_an_engine_loads_no_model_library(outside: Outside) -> None:
-    code = "import sys; from mless.engines import engines; [engines.get(n) for n in engines]; print('torch' in sys.modules)"
+    code = "import sys; from mless.engines import ENGINES; [ENGINES.get(n) for n in ENGINES]; print('torch' in sys.modules)"
     assert outside.in_another_process(code) == "False"
 
 
 def test_a_declaration_can_be_changed_by_copy() -> None:
-    slower = dataclasses.replace(engines.get("hf"), takes_arm=False)
+    slower = dataclasses.replace(ENGINES.get("hf"), takes_arm=False)
     assert isinstance(slower, EngineKind)
     assert not slower.takes_arm

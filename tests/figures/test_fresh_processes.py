@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mless.figures import draw, style
-from mless.results.pictures import FIGURES
+from mless.results.figure_kinds import FIGURES
 from mless.study import load_study, run_study
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition, FigureSpec, Panel

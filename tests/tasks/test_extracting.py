@@ -19,6 +19,7 @@ from mless.errors import BadStudy
 from mless.tasks.extracting import (
     _NUMBER,
     DEFAULT_RULES,
+    EXTRACTION_RULES,
     NO_ANSWER,
     TASK_RULES,
     Extracted,
@@ -26,7 +27,6 @@ from mless.tasks.extracting import (
     boxed,
     choice,
     extract,
-    extraction_rules,
     formula,
     hashes,
     number,
@@ -230,7 +230,7 @@ def test_rules_apply_in_their_order() -> None:
     assert NO_ANSWER.how == "none"
     assert extract("#### 18 apples, so 4").text == "4"
     assert extract("#### 18 apples\nso 4").text == "18"
-    assert all(set(rules) <= set(extraction_rules) for rules in TASK_RULES.values())
+    assert all(set(rules) <= set(EXTRACTION_RULES) for rules in TASK_RULES.values())
 
 
 def test_a_truncated_solution_has_no_answer_where_a_box_was_asked_for() -> None:
@@ -268,7 +268,7 @@ def test_a_rule_from_outside(outside: Outside) -> None:
 @given(text=texts)
 @settings(max_examples=400, deadline=None)
 def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
-    for rule in extraction_rules:
+    for rule in EXTRACTION_RULES:
         for latex in (False, True):
             found = number(text, latex=True) if latex and rule == "number" else extract(text, (rule,))
             if found.text is None:

@@ -8,7 +8,7 @@ import pytest
 
 import mless
 from mless.errors import BadPlugin, BadStudy
-from mless.tasks import DEFAULT_GRADER, AnswerGrader, Extracted, Grader, graders
+from mless.tasks import DEFAULT_GRADER, GRADERS, AnswerGrader, Extracted, Grader
 from outside import Outside
 
 EXACT = """
@@ -25,8 +25,8 @@ mless.register("graders", "exact", Exact)
 
 
 def test_the_grader_that_comes_with_mless() -> None:
-    assert graders.names()[0] == DEFAULT_GRADER == "math-verify"
-    with graders.get("math-verify")() as grader:
+    assert GRADERS.names()[0] == DEFAULT_GRADER == "math-verify"
+    with GRADERS.get("math-verify")() as grader:
         assert isinstance(grader, Grader)
         assert [grade.correct for grade in grader.grade_many([("0.5", "1/2"), ("0.5", "1/3"), (None, "1")])] == [
             True,
@@ -39,7 +39,7 @@ def test_unknown_graders_are_refused_with_the_nearest() -> None:
     with pytest.raises(
         BadStudy, match=r"no grader 'mathverify' \(did you mean 'math-verify'\?\); there are: math-verify"
     ):
-        graders.get("mathverify")
+        GRADERS.get("mathverify")
     with pytest.raises(BadPlugin, match=r"grader 'exact' must be a class of mless\.tasks\.AnswerGrader, .* got a list"):
         mless.register("graders", "exact", [])
 
@@ -48,7 +48,7 @@ def test_a_grader_from_outside(outside: Outside) -> None:
     outside.write("exactly", EXACT)
     importlib.import_module("exactly")
     heard: list[tuple[int, int]] = []
-    with graders.get("exact")() as grader:
+    with GRADERS.get("exact")() as grader:
         assert isinstance(grader, AnswerGrader)
         pairs = [(Extracted("0.5", "number"), "1/2"), ("5", "5")]
         grades = grader.grade_many(pairs, lambda done, total: heard.append((done, total)))
@@ -57,5 +57,5 @@ def test_a_grader_from_outside(outside: Outside) -> None:
         (True, "same letters", None),
     ]
     assert heard == [(1, 2), (2, 2)]
-    code = "from mless.tasks import graders; print(graders.get('exact')().grade('5', '5').why)"
+    code = "from mless.tasks import GRADERS; print(GRADERS.get('exact')().grade('5', '5').why)"
     assert outside.in_another_process(code) == "same letters"

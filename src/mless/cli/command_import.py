@@ -9,6 +9,7 @@ import typer
 
 from mless.cli.options import OutputOptions, Primary
 from mless.cli.printing import print_result
+from mless.values import USUAL_MARGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,9 @@ class ImportOptions:
     ] = None
     task: Annotated[str | None, typer.Option(help="Which task of a file with several; else what it is called.")] = None
     model: Annotated[str | None, typer.Option(help="What the model is called, where the files do not say.")] = None
-    margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = 0.02
+    margin: Annotated[float, typer.Option(help="A change smaller than this would not matter, as a share.")] = (
+        USUAL_MARGIN
+    )
     primary: Primary = None
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0
     output: OutputOptions

@@ -11,6 +11,7 @@ import typer
 from mless.cli.options import Json
 from mless.cli.printing import plain, print_json
 from mless.errors import BadStudy
+from mless.values import USUAL_MARGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class PlanOptions:
     ] = None
     margin: Annotated[
         float, typer.Option(help="A change smaller than this would not matter, as a share; at least 0.001.")
-    ] = 0.02
+    ] = USUAL_MARGIN
     as_json: Json = False
 
 

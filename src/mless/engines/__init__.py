@@ -1,10 +1,11 @@
 """Text generation: transformers in this process, vLLM, any OpenAI-compatible server, and a scripted fake."""
 
 from mless.engines.base import Decoding, Engine, Finish, Reply, Request
+from mless.engines.kinds import ENGINES
 from mless.engines.opening import EngineKind, EngineSettings, Opening
-from mless.registry import Registry
 
 __all__ = [
+    "ENGINES",
     "Decoding",
     "Engine",
     "EngineKind",
@@ -13,31 +14,4 @@ __all__ = [
     "Opening",
     "Reply",
     "Request",
-    "engines",
 ]
-
-#: Every engine by the name that studies use.
-engines: Registry[EngineKind] = Registry(
-    "engines",
-    "engine",
-    {
-        "hf": EngineKind(
-            "mless.engines.hf:opened", needs_weights=True, needs_loaded=True, takes_arm=True, arm_scopes=("token",)
-        ),
-        "vllm": EngineKind("mless.engines.vllm:opened", needs_weights=True, takes_arm=True, arm_scopes=("token",)),
-        "openai": EngineKind(
-            "mless.engines.openai:opened",
-            takes_text=True,
-            requires={"base_url": "the openai engine needs a server: --base-url http://HOST:PORT/v1"},
-        ),
-        "scripted": EngineKind(
-            "mless.engines.scripted:opened",
-            takes_arm=True,  # its answers are given, whatever the condition
-            takes_text=True,
-            reads_prompts=False,
-            requires={"script": "the scripted engine needs its answers: --set accuracy.script=FILE.json"},
-        ),
-    },
-    wants="an mless.engines.EngineKind",
-    fits=lambda one: isinstance(one, EngineKind),
-)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mless.errors import BadFolder, BadStudy
+from mless.results.figure_kinds import FIGURES, Drawing
 from mless.results.folder import write_atomically
-from mless.results.pictures import FIGURES, Drawing
 from mless.values import QUERY_SETS, FigureSpec, QuerySet
 
 __all__ = ["FORMATS", "TABLE_FORMATS", "check", "default_formats", "draw"]

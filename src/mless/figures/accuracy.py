@@ -17,7 +17,7 @@ from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results import wording
 from mless.results.answers import StoredAnswers, shown_rows
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.schemas import Accuracy
 
 #: Distance of bars in inches that leaves room above them for a p-value, a number, a turned number.

@@ -17,10 +17,11 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mless.errors import BadFolder
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredActivations
 from mless.results.schemas import TOKEN_CLASSES
-from mless.stats.activations import LOG_PARTS, ZOOM_PARTS, ZOOM_REACH, linear_edges, log_edges
+from mless.stats.activations import LOG_PARTS, ZOOM_PARTS, ZOOM_REACH, linear_edges, log_edges, zoom_edges
+from mless.values import counted
 
 #: The small panels of fig4: metric, title, whether its change is shown in points of a share.
 _SMALL = (
@@ -62,7 +63,8 @@ def draw_activations(paths: Sequence[Path], conditions: Sequence[str], *, layer:
         heights = [2.0, 1.5, *([1.5] if by_layer else [])]
         places = part.add_gridspec(len(heights), 1, height_ratios=heights)
         part.suptitle(
-            style.shown(f"{folder.label}, layer {layer}, n = {len(folder.items)} items"), fontsize=style.TITLE
+            style.shown(f"{folder.label}, layer {layer}, n = {counted(len(folder.items), 'item')}"),
+            fontsize=style.TITLE,
         )
         for name in run:
             drawn[style.short(name) if not folder.with_arm(name) else _arm_name(name)] = _colour(name)
@@ -128,7 +130,7 @@ def _draw_histograms(
     whole.set_xlabel("activation a")
     whole.set_ylabel("density")
     whole.set_title("all values")
-    near = np.arange(-ZOOM_REACH * ZOOM_PARTS, ZOOM_REACH * ZOOM_PARTS + 1) / ZOOM_PARTS
+    near = zoom_edges(1.0)
     for name, found in counts.items():
         _steps(zoom, near, found["zoom"][1:-1] / total[name] * ZOOM_PARTS * 100, name)
     zoom.axvspan(-1, 1, facecolor="0.5", alpha=0.15, linewidth=0, zorder=0.5)
@@ -316,7 +318,8 @@ def draw_classes(paths: Sequence[Path], conditions: Sequence[str], *, layer: int
             drawn[_called(name, folder)] = _colour(name)
         rows = [row for row in folder.changes(layer=layer, metric="near_zero") if row["condition"] in compared]
         part.suptitle(
-            style.shown(f"{folder.label}, layer {layer}, n = {len(folder.items)} items"), fontsize=style.TITLE
+            style.shown(f"{folder.label}, layer {layer}, n = {counted(len(folder.items), 'item')}"),
+            fontsize=style.TITLE,
         )
         places = part.add_gridspec(1, 2)
         left, right = (part.add_subplot(places[0, i]) for i in range(2))
@@ -350,7 +353,7 @@ def _draw_class_shares(
     for place, kind in enumerate(TOKEN_CLASSES):
         one = _of_class(rows, kind, compared[0])
         items = int(one["n_items"]) if one is not None else 0
-        labels.append(f"{kind}\n{tokens.get(kind, 0):,} tokens\n{items} items")
+        labels.append(f"{kind}\n{counted(tokens.get(kind, 0), 'token')}\n{counted(items, 'item')}")
         if not items:
             axes.text(place, 0, "no such\ntokens", ha="center", va="bottom", fontsize=SMALL, color="0.4")
             continue

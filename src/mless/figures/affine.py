@@ -19,9 +19,9 @@ from mless.conditions import inserts
 from mless.errors import BadFolder, BadStudy
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredResults, StoredStudy
-from mless.values import format_numbers, head_name
+from mless.values import counted, format_numbers, head_name
 
 #: A lower R² is drawn at the edge with its own mark; its true value would flatten all others.
 LOWEST = -0.6
@@ -69,7 +69,9 @@ def draw_displacement(paths: Sequence[Path], conditions: Sequence[str], *, layer
     figure = style.new_figure(PAGE_WIDTH, (height + 0.1) * len(shown) + 0.95)
     blocks: Any = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
     for block, one in zip(blocks, shown, strict=True):
-        block.suptitle(f"{style.shown(one.folder.label)}, {_items(one, 'n_items')} items", fontsize=style.TITLE)
+        block.suptitle(
+            f"{style.shown(one.folder.label)}, {counted(_items(one, 'n_items'), 'item')}", fontsize=style.TITLE
+        )
         _draw_block(block, one, rows)
     names = list(dict.fromkeys(name for one in shown for name in one.conditions))
     handles = [
@@ -349,7 +351,7 @@ def _draw_layers(axes: Axes, one: _Shown, column: str) -> None:
 
 def _note(shown: Sequence[_Shown]) -> str:
     counts = " / ".join(
-        dict.fromkeys(f"{_items(one, 'n_items')} items ({_items(one, 'n_scored')} scored)" for one in shown)
+        dict.fromkeys(f"{counted(_items(one, 'n_items'), 'item')} ({_items(one, 'n_scored')} scored)" for one in shown)
     )
     return (
         f"o = a head's attention output before the projection, original tokens after the filler; n = {counts}. Arrows: tokens of scored items, from "

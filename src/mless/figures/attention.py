@@ -15,7 +15,7 @@ from mless.figures import style
 from mless.figures.curves import FEWEST, Curve, Measured, measure
 from mless.figures.panels import ChosenPanel, choose_panels
 from mless.figures.style import BLUE, ORANGE, PAGE_WIDTH, SMALL, VERMILLION, Picture
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredResults
 from mless.values import QuerySet
 

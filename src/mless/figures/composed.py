@@ -10,7 +10,7 @@ from mless.figures import accuracy, attention, style
 from mless.figures.panels import ChosenPanel, choose_panels
 from mless.figures.style import PAGE_WIDTH, Picture
 from mless.results.answers import StoredAnswers
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredResults, holds_answers
 from mless.values import QuerySet
 

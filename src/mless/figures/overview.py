@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from mless.errors import BadFolder
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredResults
 from mless.stats import Margins
 from mless.values import MASS_NAMES, QuerySet, format_numbers

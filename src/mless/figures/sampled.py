@@ -31,7 +31,7 @@ from mless.figures.accuracy import (
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results import wording
 from mless.results.answers import BestOnDev, StoredAnswers, shown_rows
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.schemas import Accuracy
 
 

@@ -16,8 +16,8 @@ from mless.figures.tabular import Cell, Table, latex, markdown
 from mless.figures.tuned import parameters_table
 from mless.results import wording
 from mless.results.answers import StoredAnswers, shown_rows
+from mless.results.figure_kinds import Drawing
 from mless.results.folder import write_atomically
-from mless.results.pictures import Drawing
 from mless.results.schemas import Accuracy
 
 #: The tables that have a layout of their own; any other id gets one row per condition, split and metric.

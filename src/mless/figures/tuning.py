@@ -21,9 +21,9 @@ from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results import wording
 from mless.results.answers import ALPHA, StoredTuning
-from mless.results.pictures import Drawing
+from mless.results.figure_kinds import Drawing
 from mless.results.schemas import Tried
-from mless.values import ArmSettings, arm_of, format_numbers
+from mless.values import ArmSettings, arm_of, named_layers
 
 #: Purple is worse and orange better; both are told apart by every kind of colour vision, and grey is what was not tried.
 COLOURS = "PuOr_r"
@@ -167,7 +167,7 @@ class _Kind:
     def words(self) -> str:
         """The layers, and what else is not usual."""
         usual = ArmSettings(c=0.0)
-        parts = [f"layer{'s' if len(self.layers) > 1 else ''} {format_numbers(self.layers)}"]
+        parts = [named_layers(self.layers)]
         for name in ("rule", "scope", "seed"):
             if getattr(self, name) != getattr(usual, name):
                 parts.append(f"{name} {getattr(self, name)}")

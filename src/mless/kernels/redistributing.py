@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mless.arm_rules import ArmRule, rules
+from mless.arm_rules import ARM_RULES, ArmRule
 from mless.errors import BadStudy
 from mless.values import MAD_TO_SD, ArmSettings
 
@@ -73,7 +73,7 @@ def rows(
     if up is not None and up.shape != values.shape:
         raise _wrong_shape("up", up, (count, tokens, units))
     factor, least, most = _bounds(settings, units)
-    rule = rules.get(settings.rule)
+    rule = ARM_RULES.get(settings.rule)
     if not serves(settings, rule):
         raise BadStudy(
             f"the kernel redistributes token by token and has rules of its own only; it has none for scope {settings.scope!r} and rule "

@@ -192,7 +192,7 @@ def items_words(rows: Sequence[Accuracy]) -> str:
     each = (
         f", {'–'.join(dict.fromkeys((str(samples[0]), str(samples[-1]))))} samples each" if samples[-1:] > [1] else ""
     )
-    return f"n = {' / '.join(counts)} items{each}"
+    return f"n = {' / '.join(counts)} item{'' if counts == ['1'] else 's'}{each}"
 
 
 def statistics_words(folders: Sequence[StoredAnswers], rows: Sequence[Accuracy]) -> str:

@@ -23,7 +23,7 @@ from mless.study.bench import Outcome
 from mless.study.foreign import Results, Scored, read_results
 from mless.study.identity import check_same, digest, slug, versions
 from mless.study.spec import AccuracyTable
-from mless.values import Condition, condition_of
+from mless.values import USUAL_MARGIN, Condition, condition_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Inspect's letters and words for right and wrong; N is no answer.
@@ -38,7 +38,7 @@ def import_results(
     metric: str | None = None,
     task: str | None = None,
     model: str | None = None,
-    margin: float = 0.02,
+    margin: float = USUAL_MARGIN,
     primary: str | None = None,
     seed: int = 0,
 ) -> Outcome:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mless import stats
 from mless.errors import BadStudy
+from mless.values import USUAL_MARGIN, counted
 
 #: Assumed where neither a share nor a pilot is given; the output says so.
 ASSUMED_CHANGED = 0.1
@@ -29,7 +30,7 @@ def plan(
     *,
     primary: bool = False,
     again: float | None = None,
-    margin: float = 0.02,
+    margin: float = USUAL_MARGIN,
 ) -> dict[str, Any]:
     """By the exact McNemar test of one answer per item: what `items` can show, how likely each verdict is, and the items it takes.
 
@@ -100,7 +101,7 @@ def plan_lines(found: Mapping[str, Any]) -> list[str]:
     share, wanted = _percent(found["changed"]), found["effect"]
     parts: list[str] = []
     if items is not None:
-        count = f"{items:,} item{'s' if items != 1 else ''}"
+        count = counted(items, "item")
         if found["detectable"] is not None:
             parts.append(f"{count} can show ±{_points(found['detectable'])} points")
         else:
@@ -161,7 +162,7 @@ def _tested_with(found: Mapping[str, Any]) -> str:
 def _verdict_chances(found: Mapping[str, Any]) -> list[str]:
     """How likely each verdict is without an effect, and how many items show equivalence."""
     within = f"within ±{_points(found['margin'], exact=True)} points"
-    takes = f"about {found['items_for_equivalence']:,} items ({_percent(found['power'])} power)"
+    takes = f"about {counted(found['items_for_equivalence'], 'item')} ({_percent(found['power'])} power)"
     chances = found["without_effect"]
     if chances is None:
         return [f"To show that there is no effect (equivalent, {within}) takes {takes}."]
@@ -259,7 +260,7 @@ def _pilot_lines(found: Mapping[str, Any]) -> list[str]:
     shown = ", ".join(f"{name} {_percent(share)}" for name, share in pilot["shares"].items())
     control = "not run" if pilot["again"] is None else _percent(pilot["again"])
     lines = [
-        f"Pilot: {pilot['model']}, {pilot['items']:,} items of {pilot['task']}; changed: {shown or '–'}; A/A: {control}"
+        f"Pilot: {pilot['model']}, {counted(pilot['items'], 'item')} of {pilot['task']}; changed: {shown or '–'}; A/A: {control}"
     ]
     if pilot["by_itself"]:
         lines.append(
@@ -268,7 +269,7 @@ def _pilot_lines(found: Mapping[str, Any]) -> list[str]:
         )
     if pilot["items"] < 100:
         lines.append(
-            f"A share seen in {pilot['items']:,} items is rough; plan with a larger one too: --changed {min(1.0, 2 * pilot['share']):.2g}"
+            f"A share seen in {counted(pilot['items'], 'item')} is rough; plan with a larger one too: --changed {min(1.0, 2 * pilot['share']):.2g}"
         )
     return lines
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from mless.errors import BadStudy
-from mless.results.pictures import FIGURES
+from mless.results.figure_kinds import FIGURES
 from mless.study.conditions import condition_named, conditions_of
 from mless.study.spec import FigureTable, StudySpec
 from mless.values import FigureSpec, Panel, format_numbers, matched_models, parse_numbers

@@ -16,13 +16,14 @@ from pydantic import (
 )
 
 from mless import tasks
-from mless.engines import Decoding, engines
+from mless.engines import ENGINES, Decoding
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.registry import Registry
-from mless.results.pictures import FIGURES
+from mless.results.figure_kinds import FIGURES
 from mless.stats import Margins
 from mless.values import (
+    USUAL_MARGIN,
     ArmSettings,
     Item,
     Placement,
@@ -85,7 +86,7 @@ class ArmTable(BaseModel):
     p1: float | None = None
     layers: Annotated[list[int], BeforeValidator(_split_numbers)] | None = None  # numbered from 1
     scope: Literal["token", "sequence", "tensor"] | None = None
-    rule: str | None = None  # a name in `arm_rules.rules`
+    rule: str | None = None  # a name in `arm_rules.ARM_RULES`
     seed: int | None = None
 
     @model_serializer(mode="wrap")
@@ -219,7 +220,9 @@ class AccuracyTable(BaseModel):
     rules: Names | None = None  # answer extraction, first to last; the task's own where not given
     grader: str = tasks.DEFAULT_GRADER  # what judges an answer against its reference
     cluster_field: str | None = None  # items with the same value are related and count as one unit
-    margin: float = Field(default=0.02, gt=0, lt=1)  # a change smaller than this would not matter (equivalence test)
+    margin: float = Field(
+        default=USUAL_MARGIN, gt=0, lt=1
+    )  # a change smaller than this would not matter (equivalence test)
     dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
     script: str | None = None  # the scripted engine's file of answers
     base_url: str | None = None  # the openai engine's server
@@ -238,10 +241,10 @@ class AccuracyTable(BaseModel):
             raise ValueError(
                 f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
             )
-        _known(engines, self.engine)
-        if missing := engines.get(self.engine).missing(self):
+        _known(ENGINES, self.engine)
+        if missing := ENGINES.get(self.engine).missing(self):
             raise ValueError(missing)
-        for table, names in ((tasks.extraction_rules, self.rules or ()), (tasks.graders, (self.grader,))):
+        for table, names in ((tasks.EXTRACTION_RULES, self.rules or ()), (tasks.GRADERS, (self.grader,))):
             for name in names:
                 _known(table, name)
         return self

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from mless.tasks.extracting import DEFAULT_RULES, RULES, TASK_RULES, Extracted, Rule, extract, extraction_rules
+from mless.tasks.extracting import DEFAULT_RULES, EXTRACTION_RULES, TASK_RULES, Extracted, Rule, extract
 from mless.tasks.generating import arithmetic, distinct_questions
-from mless.tasks.grading import DEFAULT_GRADER, NOTES, AnswerGrader, Grade, Grader, graders, vote_of
+from mless.tasks.grading import DEFAULT_GRADER, GRADERS, NOTES, AnswerGrader, Grade, Grader, vote_of
 from mless.tasks.reading import filler_sentences, load_items
 
 __all__ = [
     "DEFAULT_GRADER",
     "DEFAULT_RULES",
+    "EXTRACTION_RULES",
+    "GRADERS",
     "NOTES",
-    "RULES",
     "TASK_RULES",
     "AnswerGrader",
     "Extracted",
@@ -21,9 +22,7 @@ __all__ = [
     "arithmetic",
     "distinct_questions",
     "extract",
-    "extraction_rules",
     "filler_sentences",
-    "graders",
     "load_items",
     "vote_of",
 ]

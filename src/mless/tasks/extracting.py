@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mless.registry import Registry
 from mless.tasks.stating import called_answer, stated_letter, stated_number
 
-#: The name of a rule in the table `extraction_rules`, which stands below the rules.
+#: The name of a rule in the table `EXTRACTION_RULES`, which stands below the rules.
 Rule = str
 
 #: The rules of each task, first to last. Tasks that ask for a box do not fall back to the last number: in a text cut off while reasoning it
@@ -54,7 +54,7 @@ NO_ANSWER = Extracted(None, "none")
 def extract(text: str, rules: Sequence[Rule] = DEFAULT_RULES) -> Extracted:
     """The answer by the first of `rules` that finds one."""
     for rule in rules:
-        found = extraction_rules.get(rule)(text)
+        found = EXTRACTION_RULES.get(rule)(text)
         if found.text is not None:
             return found
     return NO_ANSWER
@@ -299,11 +299,10 @@ def _cut(text: str, start: int, stop: int, how: str, *, stated: bool) -> Extract
 # --- the table ---
 
 #: Every rule by name: a function of the text. It gives NO_ANSWER where it finds nothing, and never raises.
-extraction_rules: Registry[Callable[[str], Extracted]] = Registry(
+EXTRACTION_RULES: Registry[Callable[[str], Extracted]] = Registry(
     "extraction_rules",
     "extraction rule",
     {"boxed": boxed, "hashes": hashes, "formula": formula, "number": number, "choice": choice},
     wants="a function from a text to an mless.tasks.Extracted",
     fits=callable,
 )
-RULES = extraction_rules

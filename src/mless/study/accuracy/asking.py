@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mless import stats, tasks
-from mless.engines import engines
+from mless.engines import ENGINES
 from mless.engines.base import Request
 from mless.errors import BadData, BadStudy
 from mless.prompting import build_messages, shared_beginning
@@ -99,7 +99,7 @@ def _hidden(prompt: Prompt) -> tuple[int, int] | None:
 
 def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -> None:
     """Refuse what cannot be compared, before any answer is drawn."""
-    kind = engines.get(settings.engine)
+    kind = ENGINES.get(settings.engine)
     controls = [condition for condition in conditions if condition.again]
     if len(controls) > 1:
         raise BadStudy(

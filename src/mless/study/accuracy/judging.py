@@ -41,7 +41,7 @@ def judged(
         if progress is not None:
             progress.step("judging", done, total)
 
-    with tasks.graders.get(settings.grader)() as grader:
+    with tasks.GRADERS.get(settings.grader)() as grader:
         pairs = [(one, references[row["item"]]) for one, row in zip(found, rows, strict=True)]
         grades = grader.grade_many(pairs, step)
     for row, one, grade in zip(rows, found, grades, strict=True):

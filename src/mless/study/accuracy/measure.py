@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from mless import tasks
-from mless.engines import Opening, engines
+from mless.engines import ENGINES, Opening
 from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
@@ -46,7 +46,7 @@ class AccuracyMeasurement(Measurement):
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
         self.settings = spec.accuracy or AccuracyTable()
-        self._kind = engines.get(self.settings.engine)
+        self._kind = ENGINES.get(self.settings.engine)
         self._slots = self.settings.slots
         self._requests: asking.Requests = {}
         self._engine: Engine | None = None

@@ -16,7 +16,7 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY
 from mless.results.wording import condition_words as stored_words
 from mless.results.wording import interval, mostly_form, p_words, points, share
-from mless.values import Condition, condition_words
+from mless.values import Condition, condition_words, counted
 
 #: Key in study.json: the primary condition named when the first answer was drawn. Older folders lack it.
 FIRST_PRIMARY = "primary_at_first_answer"
@@ -82,7 +82,7 @@ def _opening(about: Mapping[str, Any], settings: Mapping[str, Any], none: Mappin
     drawn = engine.get("drawn") or (f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy")
     samples = f"{none['samples']} samples" if none["samples"] > 1 else "1 answer"
     return (
-        f"{about['model']['label']}, {none['n']:,} item{'s' if none['n'] != 1 else ''} of {about['task']}, engine "
+        f"{about['model']['label']}, {counted(none['n'], 'item')} of {about['task']}, engine "
         f"{engine.get('engine', settings['engine'])}{f' ({shown})' if shown else ''}, {drawn}, {samples} per item; accuracy = share judged "
         "right, with 95 % interval"
     )
@@ -192,7 +192,7 @@ def _control(again: Mapping[str, Any] | None, about: Mapping[str, Any], settings
         return "No A/A control (none-again) was run, so how far the same prompts differ by themselves is not known."
     moved, n = again["gained"] + again["lost"], again["n"]
     mode = (about.get("engine") or {}).get("mode")
-    text = f"A/A: none-again differs on {moved:,} of {n:,} items, Δ {points(again['delta'])}"
+    text = f"A/A: none-again differs on {moved:,} of {counted(n, 'item')}, Δ {points(again['delta'])}"
     if not moved and not again["changed_text"]:
         return f"{text}: {mode + ' ' if mode else ''}decoding repeats itself"
     text += f"{interval(again['delta_lo'], again['delta_hi'], signed=True)}, and {share(again['changed_text'])} of the answers read otherwise"
@@ -213,8 +213,8 @@ def _choice(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Conditio
     p = f", {p_words(best.p)}" if best.p is not None else ""
     control = f" (A/A {points(test['aa_delta'])})" if test["aa_delta"] is not None else ""
     return [
-        f"Chosen on {dev['n']:,} dev items, out of {best.among}: {best.condition} ({condition_words(conditions[best.condition])}); on the "
-        f"{test['n']:,} test items Δ = {points(test['delta'])} points{interval(test['delta_lo'], test['delta_hi'], signed=True)}{control}{p}: "
+        f"Chosen on {counted(dev['n'], 'dev item')}, out of {best.among}: {best.condition} ({condition_words(conditions[best.condition])}); on the "
+        f"{counted(test['n'], 'test item')} Δ = {points(test['delta'])} points{interval(test['delta_lo'], test['delta_hi'], signed=True)}{control}{p}: "
         f"{_words(test, best.p, best.verdict, margin)}"
     ]
 

@@ -12,7 +12,7 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import TOKEN_CLASSES
 from mless.results.wording import p_words, random_is_yardstick
 from mless.stats import can_reject, items_needed
-from mless.values import condition_of, condition_words, format_numbers
+from mless.values import condition_of, condition_words, counted, named_layers
 
 
 def activation_lines(path: Path) -> list[str]:
@@ -27,7 +27,7 @@ def activation_lines(path: Path) -> list[str]:
     found = {(row["condition"], row["metric"], row["layer"]): row for row in rows}
     items = len(about["items"])
     lines = [
-        f"{about['model']['label']}, {items} item{'s' if items != 1 else ''} of {about['task']}, {about['prompt']} prompts; activations of the original "
+        f"{about['model']['label']}, {counted(items, 'item')} of {about['task']}, {about['prompt']} prompts; activations of the original "
         "tokens with each condition against none"
     ]
     shown = [name for name in conditions if name != "none"]
@@ -63,14 +63,14 @@ def _sentence(found: Found, name: str, layers: Sequence[int]) -> str:
         for verdict in ("drops", "rises"):
             named = [layer for layer in layers[1:] if found[name, metric, layer]["verdict"] == verdict]
             if named:
-                parts.append(f"{words} {verdict} in layer{'s' if len(named) > 1 else ''} {format_numbers(named)}")
+                parts.append(f"{words} {verdict} in {named_layers(named)}")
     others = [
         layer
         for layer in layers[1:]
         if all(found[name, metric, layer]["verdict"] == "unchanged" for metric in ("near_zero", "variance"))
     ]
     if others:
-        parts.append(f"neither changes in layer{'s' if len(others) > 1 else ''} {format_numbers(others)}")
+        parts.append(f"neither changes in {named_layers(others)}")
     return "; ".join(parts)
 
 
@@ -129,7 +129,7 @@ def _claim(found: Found, conditions: Mapping[str, Mapping[str, Any]], layers: Se
         and _half(found["mless", "variance", layer], "", "rises")[0] == "holds"
     ]
     if also:
-        line += f" It holds in layer{'s' if len(also) > 1 else ''} {format_numbers(also)} too."
+        line += f" It holds in {named_layers(also)} too."
     if random_is_yardstick("mless", conditions):
         near, spread = (found["random", metric, 1] for metric in ("near_zero", "variance"))
         if near["lo"] is not None and spread["lo"] is not None:
@@ -182,7 +182,7 @@ def _class_limits(rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) -> l
         return []
     return [
         f"Items with such tokens: {', '.join(few)}; of {'this class' if len(few) == 1 else 'these classes'} no p could come out small after Holm over "
-        f"{len(layers)} layer{'s' if len(layers) > 1 else ''} (it takes {items_needed(len(layers))})."
+        f"{counted(len(layers), 'layer')} (it takes {items_needed(len(layers))})."
     ]
 
 
@@ -193,12 +193,12 @@ def _limits(rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) -> list[st
         lines.append("An interval and a test take at least 2 items; here nothing can be decided.")
     elif rows and not can_reject(items, len(layers)):
         lines.append(
-            f"{items} items are too few for the sign-flip test ever to reject after Holm over {len(layers)} layers (it takes "
+            f"{items} items are too few for the sign-flip test ever to reject after Holm over {counted(len(layers), 'layer')} (it takes "
             f"{items_needed(len(layers))}); the intervals stand, the p-values cannot."
         )
     zero = sorted({row["layer"] for row in rows if row["threshold"] == 0})
     if zero:
         lines.append(
-            f"In layer{'s' if len(zero) > 1 else ''} {format_numbers(zero)} half of the activations are exactly 0, so τ is 0 and near zero means zero."
+            f"In {named_layers(zero)} half of the activations are exactly 0, so τ is 0 and near zero means zero."
         )
     return lines

@@ -8,7 +8,7 @@ from typing import Any
 
 from mless import stats
 from mless.results.folder import ResultFolder
-from mless.values import condition_of, condition_words, format_numbers, head_name
+from mless.values import condition_of, condition_words, counted, head_name, named_layers
 
 
 def affine_lines(path: Path) -> list[str]:
@@ -20,7 +20,7 @@ def affine_lines(path: Path) -> list[str]:
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
     count = len(about["items"])
     lines = [
-        f"{about['model']['label']}, {count} item{'s' if count != 1 else ''} of {about['task']}, {about['prompt']} prompts; o = a head's attention "
+        f"{about['model']['label']}, {counted(count, 'item')} of {about['task']}, {about['prompt']} prompts; o = a head's attention "
         "output before the projection, R² = how much of its displacement by the filler a form explains"
     ]
     lines += [
@@ -77,8 +77,7 @@ def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
             values = [row["r2_constant"] for row in named if row["r2_constant"] is not None]
             extent = f" (R² {_short(min(values))} to {_short(max(values))})" if values else ""
             numbers = [row["layer"] for row in named]
-            plural = "s" if len(named) > 1 else ""
-            parts.append(f"layer{plural} {format_numbers(numbers)}: one λ and σ {_WORDS[verdict]}{extent}")
+            parts.append(f"{named_layers(numbers)}: one λ and σ {_WORDS[verdict]}{extent}")
     return "; ".join(parts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mless.results.folder import ResultFolder
 from mless.results.wording import random_is_yardstick
 from mless.stats import VERDICTS, can_reject, items_needed
-from mless.values import condition_of, condition_words, format_numbers
+from mless.values import condition_of, condition_words, counted, named_layers
 
 #: Mark of an interval that a few items decide (docs/statistics.md).
 SKEWED = " (skewed: a few items decide this interval)"
@@ -27,7 +27,7 @@ def attention_lines(path: Path) -> list[str]:
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
     has_epsilon = any(row.get("epsilon") is not None for row in rows)
     lines = [
-        f"{about['model']['label']}, {len(about['items'])} item{'s' if len(about['items']) != 1 else ''} of {about['task']}, {about['prompt']} prompts; "
+        f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}, {about['prompt']} prompts; "
         "retained share λ = attention the question's tokens receive with filler over without"
         + (
             "; ε = log λ / log λ of an even spread: 0 nothing lost, 1 as a head that spreads evenly"
@@ -58,7 +58,7 @@ def _sentence(rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> st
         if named:
             numbers = [row["layer"] for row in named]
             word = verdict if len(named) == 1 else _PLURAL[verdict]
-            where = f"layer{'s' if len(named) > 1 else ''} {format_numbers(numbers)} {word}"
+            where = f"{named_layers(numbers)} {word}"
             sizes = _sizes(named)
             if verdict == "unchanged":
                 heads = [row for row in rows if row["layer"] in numbers and row["head"] > 0]
@@ -147,7 +147,7 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
     open_ones = [n for n, v in later.items() if v == "undecided"]
     count = sum(map(len, changed.values()))
     named = " and ".join(
-        f"layer{'s' if len(numbers) > 1 else ''} {format_numbers(numbers)} {verdict if len(numbers) == 1 else _PLURAL[verdict]}"
+        f"{named_layers(numbers)} {verdict if len(numbers) == 1 else _PLURAL[verdict]}"
         for verdict, numbers in changed.items()
         if numbers
     )
@@ -169,7 +169,7 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
         )
     if count * 10 > len(later):
         return f"does not hold for this model: layer 1 drops, so its first half holds; its second does not, {of} change: {named}"
-    unsure = f"; undecided: layer{'s' if len(open_ones) > 1 else ''} {format_numbers(open_ones)}" if open_ones else ""
+    unsure = f"; undecided: {named_layers(open_ones)}" if open_ones else ""
     if (count + len(open_ones)) * 10 > len(later):
         known = f"{of} change: {named}" if count else f"{of} are known to change"
         return f"is undecided for this model: layer 1 drops, {known}, but too many are undecided to say{unsure}"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mless import stats
-from mless.engines import engines
+from mless.engines import ENGINES
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.results.answers import verdict_of
 from mless.results.folder import ResultFolder
@@ -57,7 +57,7 @@ class TuningMeasurement(Composed):
         settings, tune = spec.accuracy, spec.tune
         assert settings is not None
         assert tune is not None
-        if not engines.get(settings.engine).takes_arm:
+        if not ENGINES.get(settings.engine).takes_arm:
             raise BadStudy(
                 "ARM needs the model's weights, which a server does not give; tune with the engine hf or vllm"
             )
@@ -113,7 +113,7 @@ class TuningMeasurement(Composed):
 
 def _label_of(job: Job, settings: AccuracyTable, named: Mapping[str, ArmSettings]) -> str:
     """The model's label; a model that is not there, or has no such layer, is refused before anything is written."""
-    weights = engines.get(settings.engine).needs_weights
+    weights = ENGINES.get(settings.engine).needs_weights
     subject = Subject.open(job.spec, job.progress, weights=weights, trust_remote_code=job.trust_remote_code)
     if subject.layers is not None:
         check_arm([Condition(name, "none", arm=arm) for name, arm in named.items()], subject.layers)

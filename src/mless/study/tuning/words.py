@@ -10,7 +10,7 @@ from mless.results.answers import ALPHA
 from mless.results.folder import ResultFolder
 from mless.results.wording import p_words, points
 from mless.study.tuning.choosing import Readout
-from mless.values import arm_of, arm_words
+from mless.values import arm_of, arm_words, counted
 
 
 def tuning_lines(path: Path, accuracy: Readout) -> list[str]:
@@ -24,7 +24,7 @@ def tuning_lines(path: Path, accuracy: Readout) -> list[str]:
     sizes = ", ".join(str(row) for row in dict.fromkeys(row["n"] for row in rows))
     how = f"by successive halving ({sizes})" if len(choice["rungs"]) > 1 else "as a grid"
     lines = [
-        f"{about['model']['label']}, {about['task']}: {tried} setting{'s' if tried > 1 else ''} of ARM tried {how} on {len(choice['dev']):,} dev items; the "
+        f"{about['model']['label']}, {about['task']}: {counted(tried, 'setting')} of ARM tried {how} on {counted(len(choice['dev']), 'dev item')}; the "
         f"{len(choice['test']):,} test items were answered for the chosen one only"
     ]
     arm = arm_words(arm_of(about["conditions"][name]["arm"]))

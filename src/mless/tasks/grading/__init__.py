@@ -20,27 +20,12 @@ Conventions:
 
 docs/grading.md lists the public test suites that this was checked on.
 
-Other graders may be added to the table `graders`.
+Other graders may be added to the table in `kinds`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from mless.registry import Registry
 from mless.tasks.grading.base import AnswerGrader, Grade
 from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grader
+from mless.tasks.grading.kinds import DEFAULT_GRADER, GRADERS
 from mless.tasks.grading.reading import vote_of
 
-__all__ = ["DEFAULT_GRADER", "MAX_SYMBOLIC", "NOTES", "AnswerGrader", "Grade", "Grader", "graders", "vote_of"]
-
-DEFAULT_GRADER = "math-verify"
-
-#: What grades answers, by name: a class, or any function without arguments that makes a grader.
-graders: Registry[Callable[[], AnswerGrader]] = Registry(
-    "graders",
-    "grader",
-    {DEFAULT_GRADER: Grader},
-    wants="a class of mless.tasks.AnswerGrader, or a function that makes one",
-    fits=callable,
-)
+__all__ = ["DEFAULT_GRADER", "GRADERS", "MAX_SYMBOLIC", "NOTES", "AnswerGrader", "Grade", "Grader", "vote_of"]

@@ -78,6 +78,6 @@ FIGURES: Registry[FigureKind] = Registry(
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
     },
-    wants="an mless.results.pictures.FigureKind",
+    wants="an mless.results.figure_kinds.FigureKind",
     fits=lambda one: isinstance(one, FigureKind),
 )

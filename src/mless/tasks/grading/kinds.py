@@ -1,0 +1,20 @@
+"""The one table of graders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mless.registry import Registry
+from mless.tasks.grading.base import AnswerGrader
+from mless.tasks.grading.grader import Grader
+
+DEFAULT_GRADER = "math-verify"
+
+#: What grades answers, by name: a class, or any function without arguments that makes a grader.
+GRADERS: Registry[Callable[[], AnswerGrader]] = Registry(
+    "graders",
+    "grader",
+    {DEFAULT_GRADER: Grader},
+    wants="a class of mless.tasks.AnswerGrader, or a function that makes one",
+    fits=callable,
+)
