@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
+import html
 import json
 import logging
 import os
@@ -12,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -340,6 +343,49 @@ def test_key_is_blanked_however_it_is_written(monkeypatch: pytest.MonkeyPatch):
     for text in ("ab+c/d=", "ab+c/d=e'f\\g", repr(b"ab+c/d=e'f\\g"), "ab%2Bc%2Fd%3D"):
         assert "ab" not in subject.plain(text)
     assert subject.plain("nothing to hide") == "nothing to hide"
+
+
+@pytest.mark.parametrize("before", ["", ":", "me:", "Bearer ", '{"Authorization": "Bearer '])
+def test_key_is_blanked_within_base64_and_other_escapes(monkeypatch: pytest.MonkeyPatch, before: str):
+    key = "sk-very+secret/01&<23"
+    monkeypatch.setenv("MLESS_API_KEY", key)
+    whole = f"{before}{key}:tail".encode()
+    for text in (base64.b64encode(whole).decode(), base64.urlsafe_b64encode(whole).decode()):
+        blanked = subject.answer_without_key(f"I got {text}.")
+        assert "[key]" in blanked
+        assert len(blanked) < len(text) - len(key) + 12
+    for text in (html.escape(key), urllib.parse.quote(key), urllib.parse.quote(key, safe="").lower()):
+        assert "very" not in subject.answer_without_key(text)
+
+
+@pytest.mark.parametrize(
+    ("environment", "allowed"),
+    [
+        ({}, False),
+        ({"MLESS_BASE_URL": "https://models.invalid/v1"}, True),
+        ({"OPENAI_BASE_URL": "HTTPS://Models.invalid:443/"}, True),
+        ({"MLESS_BASE_URL": "http://models.invalid/v1"}, False),
+        ({"MLESS_BASE_URL": "https://models.invalid.evil.invalid/v1"}, False),
+        ({"MLESS_BASE_URL": "https://models.invalid:444/v1"}, False),
+        ({"MLESS_BASE_URL": "https://["}, False),
+    ],
+)
+def test_a_server_that_only_a_file_names_gets_no_key(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], allowed: bool
+):
+    for name in subject.SERVER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    subject.refuse_unnamed("https://models.invalid/v1")  # there is no key to send
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    if allowed:
+        subject.refuse_unnamed("https://models.invalid/v1")
+        return
+    says = r"only the study file names the server https://models\.invalid/v1.*\$OPENAI_API_KEY.*--base-url https://models\.invalid/v1.*unset OPENAI_API_KEY"
+    with pytest.raises(EngineFault, match=says) as caught:
+        subject.refuse_unnamed("https://models.invalid/v1")
+    assert KEY not in everything(caught.value)
 
 
 # ---- proxies ----

@@ -394,8 +394,11 @@ def opened(given: Opening) -> OpenAIEngine:
     """The engine for a study."""
     settings = given.settings
     assert settings.base_url is not None
+    base_url = wire.checked_address(settings.base_url)
+    if not given.server_named:
+        wire.refuse_unnamed(base_url)
     return OpenAIEngine(
-        settings.base_url,
+        base_url,
         given.model,
         tokenizer=given.tokenizer,
         concurrency=settings.concurrency,

@@ -59,6 +59,8 @@ class Opening:
     tokenizer_name: str | None = None
     dtype: str = "auto"
     seed: int = 0
+    #: Whether the user chose the server. Otherwise a study file did, and must not get the user's key sent there.
+    server_named: bool = False
     #: Rows at once; None lets the engine choose.
     slots: int | None = None
     say: Callable[[str], None] = _silent

@@ -7,8 +7,11 @@ thread stays free for Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import email.utils
+import functools
+import html
 import http.cookiejar
 import ipaddress
 import json
@@ -33,6 +36,8 @@ from mless.errors import EngineFault
 
 #: The key is read from the first of these that is set, each time a request is sent. No object keeps it.
 KEY_VARIABLES = ("MLESS_API_KEY", "OPENAI_API_KEY")
+#: Servers that the user names in the environment. They may get the key even if a study file chose them.
+SERVER_VARIABLES = ("MLESS_BASE_URL", "OPENAI_BASE_URL")
 
 _FIRST_WAIT = 1.0  # seconds; doubled with every further try of one request
 _LONGEST_WAIT = 60.0
@@ -81,14 +86,50 @@ def key_header() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def refuse_unnamed(base_url: str) -> None:
+    """Refuse to send a key to a server that only a study file names: anyone may have written that file."""
+    name = key_variable()
+    named = [_origin(os.environ.get(variable, "")) for variable in SERVER_VARIABLES]
+    if name is None or _origin(base_url) in named:
+        return
+    raise EngineFault(
+        f"only the study file names the server {base_url}, and a file alone does not decide where the key in ${name} is sent; if you trust that "
+        f"server, say so: --base-url {base_url}, or export {SERVER_VARIABLES[0]}={base_url}; if it needs no key: unset {name}"
+    )
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    """Who answers at an address. An empty one has no host, so it never equals a checked one."""
+    try:
+        read = httpx2.URL(url.strip())
+    except httpx2.InvalidURL:
+        read = httpx2.URL()
+    return read.scheme, read.host.lower(), read.port or {"http": 80, "https": 443}.get(read.scheme)
+
+
 def without_key(text: str, *, shortest: int = 1) -> str:
-    """The text with our key blanked, also where it was escaped. Keys shorter than `shortest` are left."""
+    """The text with our key blanked, also where it was escaped or encoded. Keys shorter than `shortest` are left."""
     keys = [os.environ.get(name, "").strip() for name in KEY_VARIABLES]
     for key in sorted(keys, key=len, reverse=True):  # one may begin with the other
         if len(key) >= max(shortest, 1):
-            for form in (key, repr(key)[1:-1], urllib.parse.quote(key, safe="")):
+            for form in _forms(key):
                 text = text.replace(form, "[key]")
     return text
+
+
+@functools.lru_cache(maxsize=8)
+def _forms(key: str) -> tuple[str, ...]:
+    """How the key may be written: as it is, escaped for Python, JSON, HTML or a URL, and within base64 (as in Basic authorization)."""
+    quoted = [urllib.parse.quote(key, safe=""), urllib.parse.quote(key)]
+    forms = [key, repr(key)[1:-1], json.dumps(key)[1:-1], html.escape(key), *quoted]
+    forms += [re.sub("%..", lambda code: code[0].lower(), one) for one in quoted]
+    for shift in range(3):
+        # Where the key begins within three bytes decides its letters. Those at the ends depend on its neighbours.
+        whole = base64.b64encode(bytes(shift) + key.encode()).decode().rstrip("=")
+        inner = whole[(0, 2, 3)[shift] : len(whole) - (0, 1, 1)[(shift + len(key.encode())) % 3]]
+        if len(inner) >= _SHORTEST_SECRET:
+            forms += [inner, inner.replace("+", "-").replace("/", "_")]
+    return tuple(dict.fromkeys(forms))
 
 
 def answer_without_key(text: str) -> str:

@@ -77,6 +77,7 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
         _put(fields, key, value)
     spec = validated(fields, source)
     spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
+    spec._names_server = not {"accuracy", "accuracy.base_url"}.isdisjoint(changes)  # pyright: ignore[reportPrivateUsage]
     return spec
 
 

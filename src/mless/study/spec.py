@@ -344,6 +344,13 @@ class StudySpec(BaseModel):
     _source: str | None = PrivateAttr(default=None)
     _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
+    _names_server: bool = PrivateAttr(default=False)
+
+    @property
+    def names_server(self) -> bool:
+        """Whether the user, and not only the study's file, says which server is asked."""
+        return self._names_server
+
     @property
     def source(self) -> str:
         """What to type after ``mless run`` to get this study: its name, or its file."""

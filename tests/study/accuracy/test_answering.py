@@ -667,6 +667,26 @@ def test_the_key_is_stored_nowhere_even_if_the_server_repeats_it(
     assert {"answers.parquet", "study.json"} <= {path.name for path in files}
 
 
+def test_a_strangers_study_file_does_not_get_the_key(
+    loopback: Callable[..., FaultyServer], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-0123456789")
+    monkeypatch.delenv("MLESS_BASE_URL", raising=False)
+    server = loopback(lambda asked: completion("So it is 4."))
+    file = tmp_path / "given.toml"
+    file.write_text(
+        f'model = "served"\ndata = "{sums}"\nconditions = ["none"]\n[accuracy]\nengine = "openai"\nbase_url = "{server.url}"\nagain = false\n'
+    )
+    with pytest.raises(EngineFault, match=rf"only the study file names the server {server.url}.*--base-url"):
+        run_study(load_study(str(file)), tmp_path / "r")
+    assert server.connections == 0
+    run_study(load_study(str(file), {"accuracy.base_url": server.url}), tmp_path / "r")
+    assert {one.headers["Authorization"] for one in server.posts} == {"Bearer sk-very-secret-0123456789"}
+    monkeypatch.delenv("OPENAI_API_KEY")
+    run_study(load_study(str(file)), tmp_path / "without")
+    assert "Authorization" not in server.posts[-1].headers
+
+
 def test_a_server_is_sent_token_ids_where_a_tokenizer_is_given(
     served: Callable[..., Server], sums: Path, tiny: Path, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ class AccuracyMeasurement(Measurement):
             tokenizer_name=spec.tokenizer,
             dtype=spec.dtype,
             seed=spec.seed,
+            server_named=spec.names_server,
             slots=self._slots,
             say=bench.progress.say,
         )
