@@ -23,6 +23,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown model": (["--model", "smolm2"], ["no model 'smolm2'", "did you mean 'smollm2'", "a hub id", "GGUF"]),
     "model not at hand": (["--model", "no-such/model"], ["'no-such/model' is not on this machine", "hf download no-such/model"]),
     "unknown condition": (["--conditions", "none,mles"], ["no condition 'mles'", "did you mean 'mless'"]),
+    "condition for answers": (["--conditions", "none,masked-filler"], ["is for studies that draw answers", "mless run accuracy"]),
     "unknown layer": (["--layers", "3"], ["no layer 3: this model's layers are 1 to 2 (numbered from 1)"]),
     "layer 0": (["--layers", "0"], ["no layer 0", "1 to 2 (numbered from 1)"]),
     "unknown head": (["--heads", "5"], ["no head 5: this model's heads are 1 to 4 (numbered from 1)"]),

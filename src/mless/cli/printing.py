@@ -69,7 +69,7 @@ def _print_accuracy(folder: Path) -> None:
         "A/A Δ",
         "p",
         "p (Holm)",
-        "can show ±",
+        "detectable ±",
         "cut off, %",
         "no answer, %",
         "guessed, %",

@@ -19,6 +19,16 @@ PLAN_AND_SOLVE = (
 )
 REPHRASED = "Think the problem through, one step after another. Write the final answer inside \\boxed{}."
 
+#: Built-in conditions of studies that draw answers. The filler of `masked-filler` is the study's.
+_ANSWERS_ONLY = {
+    "none-again": ConditionTable(kind="none", again=True),
+    "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
+    "rephrased": ConditionTable(kind="none", system=REPHRASED),
+    "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
+    "masked-filler": ConditionTable(kind="repeat", hidden=True),
+    "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
+}
+
 
 def conditions_of(spec: StudySpec) -> list[Condition]:
     """Resolved conditions, `none` first: every share is taken against it."""
@@ -60,6 +70,10 @@ def condition_named(spec: StudySpec, name: str) -> Condition:
         )
     table = spec.condition.get(name) or built_in.get(name)
     if table is None:
+        if name in _ANSWERS_ONLY:
+            raise BadStudy(
+                f"condition {name!r} is for studies that draw answers, and {spec.name!r} draws none: leave it out, or use mless run accuracy"
+            )
         known = [*built_in, *spec.condition]
         raise BadStudy(
             f"no condition {name!r}{nearest(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
@@ -92,16 +106,8 @@ def _built_in(spec: StudySpec) -> dict[str, ConditionTable]:
         "arm": ConditionTable(kind="none", arm=spec.arm),
         "mless-arm": ConditionTable(kind="repeat", filler=spec.filler, arm=spec.arm),
     }
-    if spec.accuracy is not None:
-        built_in |= {
-            "none-again": ConditionTable(kind="none", again=True),
-            "plan-and-solve": ConditionTable(kind="none", system=PLAN_AND_SOLVE),
-            "rephrased": ConditionTable(kind="none", system=REPHRASED),
-            "question-twice": ConditionTable(kind="none", question="{question}\n\n{question}"),
-            "masked-filler": ConditionTable(kind="repeat", filler=spec.filler, hidden=True),
-            "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
-        }
-    return built_in
+    answers = _ANSWERS_ONLY | {"masked-filler": ConditionTable(kind="repeat", filler=spec.filler, hidden=True)}
+    return built_in | (answers if spec.accuracy is not None else {})
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
