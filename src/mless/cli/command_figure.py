@@ -77,7 +77,9 @@ class FigureOptions:
 def figure(
     name: Annotated[
         str,
-        typer.Argument(help="fig2 … fig4, fig6 … fig20, table1 … table9, map, retained or mass."),
+        typer.Argument(
+            help="fig2 … fig4, fig6 … fig20, table1 … table9, map, retained or mass; `mless studies` lists all."
+        ),
     ],
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Result folders to draw from; without any, the study is run.")

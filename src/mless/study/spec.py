@@ -255,6 +255,10 @@ class AccuracyTable(BaseModel):
         return Decoding(self.max_new_tokens, asked, self.top_p, self.top_k, tuple(self.stop))
 
 
+#: Measurements with a table of their own in a study. `tune` comes first, because such a study has [accuracy] too.
+_WITH_A_TABLE = ("tune", "accuracy", "activations", "affine")
+
+
 class StudySpec(BaseModel):
     """Every field has a default and can be changed with ``--set field=value``."""
 
@@ -291,7 +295,7 @@ class StudySpec(BaseModel):
     activations: ActivationsTable | None = None
     affine: AffineTable | None = None
     tune: TuneTable | None = None
-    measures: str | None = None  # a measurement that is no part of mless, by the name it is registered by
+    measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 
     @property
@@ -299,8 +303,7 @@ class StudySpec(BaseModel):
         """What the study measures: the one place that decides it."""
         if self.measures is not None:
             return self.measures
-        tables = ("tune", "accuracy", "activations", "affine")
-        return next((name for name in tables if getattr(self, name) is not None), "attention")
+        return next((name for name in _WITH_A_TABLE if getattr(self, name) is not None), "attention")
 
     @model_validator(mode="after")
     def _tunes_by_answers(self) -> StudySpec:
@@ -314,7 +317,7 @@ class StudySpec(BaseModel):
 
     @model_validator(mode="after")
     def _measures_one_thing(self) -> StudySpec:
-        asked = [name for name in ("accuracy", "activations", "affine") if getattr(self, name) is not None]
+        asked = [name for name in _WITH_A_TABLE if name != "tune" and getattr(self, name) is not None]
         if self.measures is not None and asked:
             raise ValueError(f"measures = {self.measures!r} and [{asked[0]}] both say what is measured; leave one out")
         if self.options and self.measures is None:

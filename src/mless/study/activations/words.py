@@ -75,7 +75,7 @@ def _sentence(found: Found, name: str, layers: Sequence[int]) -> str:
 
 
 def _share(row: Mapping[str, Any]) -> str:
-    """``4.12 → 3.95 %, −0.17 points [−0.20, −0.14], p 0.001 (drops)``."""
+    """``4.12 → 3.95 %, −0.17 points [−0.20, −0.14], p = 0.001 (drops)``."""
     if row["difference"] is None:
         return "undefined"
     interval = f" [{_signed(100 * row['lo'])}, {_signed(100 * row['hi'])}]" if row["lo"] is not None else ""
@@ -83,7 +83,7 @@ def _share(row: Mapping[str, Any]) -> str:
 
 
 def _ratio(row: Mapping[str, Any], what: str) -> str:
-    """``variance × 1.03 [1.02, 1.04], p 0.001 (unchanged)``."""
+    """``variance × 1.03 [1.02, 1.04], p = 0.001 (unchanged)``."""
     if row["difference"] is None:
         return f"{what} undefined"
     interval = f" [{math.exp(row['lo']):.3f}, {math.exp(row['hi']):.3f}]" if row["lo"] is not None else ""
