@@ -371,7 +371,7 @@ def test_a_bad_argument_is_one_line_of_their_command(monkeypatch: pytest.MonkeyP
         ({"condition": "none-again"}, "asking several times"),
         ({"condition": "mless", "length": 0}, "length"),
         ({"condition": "mless", "placement": "middle"}, "placement"),
-        ({"arm_d": 1}, "no argument 'arm_d'; those of ARM are: arm_preset, arm_c"),
+        ({"arm_d": 1}, "no argument 'arm_d'; those of ARM are: arm_preset, arm_variant, arm_c"),
         ({"arm_c": -1}, "c must be 0 or more"),
     ],
 )
@@ -380,9 +380,12 @@ def test_what_cannot_be_done_is_refused_by_name(lm: Any, options: dict[str, Any]
         lm(**options)
 
 
-def test_a_filler_that_splits_is_refused_before_any_item(lm: Any):
-    with pytest.raises(BadPrompt, match="a filler must be one token when repeated"):
-        lm(condition="mless", filler=" quizzaciously")
+def test_a_filler_of_several_tokens_is_repeated_and_cut(lm: Any):
+    model = lm(condition="mless", filler=" quizzaciously", length=7)
+    parts = model.tokenizer(" quizzaciously", add_special_tokens=False).input_ids
+    assert len(parts) > 1
+    ids = model.tok_batch_encode(["2 + 2?"])[0][0].tolist()
+    assert ids[:7] == (parts * 7)[:7]
 
 
 def test_rolling_likelihood_takes_arm_but_no_filler(lm: Any):
