@@ -45,7 +45,7 @@ def _cli_page() -> str:
     blocks += [
         "## Study fields",
         "Where an option's default is empty, the study's own value stands. A study may leave out any field but its name, which is its "
-        "file's unless given; these are the fields, for study files and for `--set`, with what holds where a study says nothing.",
+        "file's unless given. These are the fields, for study files and for `--set`, with their defaults.",
         _table(("field", "default"), _study_fields()),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -128,14 +128,14 @@ def _models_page() -> str:
         "means only that the family by itself is no reason to refuse; the checkpoint's own settings may still be one. *Attention outside the "
         "registry*: the module of transformers that computes attention in code of its own, and that the row says how to reach.",
         "A family without a row works too, if its attention goes through transformers' attention registry and the "
-        "[proofs](method.md#the-proofs) hold; they run on every model before anything is measured, with or without a row. "
+        "[proofs](method.md#the-proofs) hold. They run on every model before anything is measured, with or without a row. "
         "What cannot be measured correctly is refused by name. [Adding a model](adding-a-model.md) says what each refusal means.",
         "## Families outside transformers",
-        "A checkpoint that brings code of its own (`--trust-remote-code`) works if that code uses the registry; else it is refused by name. InternLM is "
+        "A checkpoint that brings code of its own (`--trust-remote-code`) works if that code uses the registry; otherwise it is refused by name. InternLM is "
         "such a family: its published checkpoints bring their own attention. Converted to Llama's form they are `llama`, biases and all.",
         "## Quantised checkpoints",
         "A GGUF is dequantised once and kept. A checkpoint that torchao quantised (int8 weights) is read as it is, in the dtype it was saved "
-        "for, where torchao is installed. Other methods are transformers' affair: if it can load the model, the proofs decide.",
+        "for, where torchao is installed. For other methods, transformers has to load the model; then the proofs decide.",
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -156,10 +156,10 @@ def _coverage() -> Iterable[str]:
         "least; in the others they are refused by name."
     )
     yield (
-        "*Works* was found out, not claimed: a tiny random model of each family is saved, loaded as `--model` loads one, and has to pass the "
-        "proofs; what every token receives in every head must then be the column sums of the attention matrices that the model itself "
-        "returns with eager attention, and what is read as the activation must be what the layer goes on with. A family that could not be "
-        "built would count as a miss. `tests/models/test_coverage.py` walks again; `tests/models/walking.py` makes the table anew."
+        "*Works* was tested. A tiny random model of each family is saved, loaded as `--model` loads one, and has to pass the proofs. What every "
+        "token receives in every head must be the column sums of the attention matrices that the model itself returns with eager attention. "
+        "What is read as the activation must be what the layer goes on with. A family that could not be built would count as a miss. "
+        "`tests/models/test_coverage.py` walks again; `tests/models/walking.py` makes the table anew."
     )
     head = ("`model_type`", "class", "attention", "activations", "why")
     yield _table(head, [_verdict(row) for row in counted])
