@@ -159,7 +159,7 @@ def _coverage() -> Iterable[str]:
         "*Works* was tested. A tiny random model of each family is saved, loaded as `--model` loads one, and has to pass the proofs. What every "
         "token receives in every head must be the column sums of the attention matrices that the model itself returns with eager attention. "
         "What is read as the activation must be what the layer goes on with. A family that could not be built would count as a miss. "
-        "`tests/models/test_coverage.py` walks again; `tests/models/walking.py` makes the table anew."
+        "`tests/models/test_coverage.py` repeats the test; `tests/models/walking.py` makes the table again."
     )
     head = ("`model_type`", "class", "attention", "activations", "why")
     yield _table(head, [_verdict(row) for row in counted])
