@@ -1,13 +1,16 @@
-"""The command: parse, call, print. Exit codes: 0 done, 1 a defect of mless, 2 bad input, 130 interrupted.
+"""The command: parse, call, print. Exit codes: 0 done, 1 a defect of mless, 2 bad input, 130 interrupted,
+141 the reader of a pipe has gone (`| head`), which is what a shell reports for other tools.
 
 One file a command. Libraries that are slow to import are imported inside functions, so `mless --help` is quick.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import Annotated, NoReturn
+import traceback
+from typing import Annotated
 
 import typer
 
@@ -21,6 +24,7 @@ from mless.cli.command_studies import studies
 from mless.cli.command_tune import tune
 from mless.cli.groups import spread
 from mless.cli.printing import plain
+from mless.cli.streams import CLOSED_PIPE, OutputClosed, guarded
 from mless.errors import MlessError
 
 _EPILOG = (
@@ -54,7 +58,7 @@ for _name, _command in _COMMANDS.items():
 
 def _version(show: bool) -> bool:
     if show:
-        typer.echo(f"mless {__version__}")
+        print(f"mless {__version__}")
         raise typer.Exit
     return show
 
@@ -74,24 +78,37 @@ def main() -> None:
     # A rerun must end with the same bits, so MKL may not choose other threads or code paths.
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     os.environ.setdefault("MKL_CBWR", "AUTO")
+    with guarded():
+        sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    """Run the command; what it wrote has been written when this ends."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        # typer catches Ctrl-C itself and returns its exit code as the command's result.
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except OutputClosed:
+        return CLOSED_PIPE
     except MlessError as fault:
-        _fail(str(fault), 2)
+        return _failed(str(fault), 2)
     except (KeyboardInterrupt, typer.Abort):
-        code = _INTERRUPTED
-    except Exception as fault:
+        return _failed("interrupted; what is stored stays, the same command goes on from there", _INTERRUPTED)
+    except Exception as fault:  # noqa: BLE001 - a defect: it is shown, behind the gate
         if type(fault).__module__.startswith(("click", "typer")) and hasattr(fault, "format_message"):
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
-            _fail(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        raise
-    # typer catches Ctrl-C itself and returns its exit code as the command's result.
-    if code == _INTERRUPTED:
-        _fail("interrupted; what is stored stays, the same command goes on from there", _INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+            return _failed(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return _failed("this is a defect of mless; please report it with what is printed above", 1, fault)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"mless: {plain(' '.join(message.splitlines()))}", file=sys.stderr)
-    sys.exit(code)
+def _failed(message: str, code: int, fault: Exception | None = None) -> int:
+    # Where standard error cannot be written either, the exit code has to say it alone.
+    with contextlib.suppress(OutputClosed, MlessError):
+        if fault is not None:
+            traceback.print_exception(fault)
+        print(f"mless: {plain(' '.join(message.splitlines()))}", file=sys.stderr, flush=True)
+    return code

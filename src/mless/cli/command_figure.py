@@ -127,9 +127,9 @@ def figure(
         return
     for lines in verdicts.values():
         print_verdict(lines)
-    typer.echo("")
+    print()
     for path in written:
-        typer.echo(f"figure: {plain(str(path))}")
+        print(f"figure: {plain(str(path))}")
 
 
 def _listed(text: str) -> list[str]:

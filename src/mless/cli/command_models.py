@@ -43,4 +43,4 @@ def models(
         return
     width = max(map(len, content), default=0)
     for key, value in content.items():
-        typer.echo(plain(f"{key:<{width}}  {value}"))
+        print(plain(f"{key:<{width}}  {value}"))

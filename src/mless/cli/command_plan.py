@@ -77,4 +77,4 @@ def plan(*, options: PlanOptions) -> None:
         print_json(found)
         return
     for line in planning.plan_lines(found):
-        typer.echo(plain(line))
+        print(plain(line))

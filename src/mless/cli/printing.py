@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import typer
-
-from mless.results.escaping import visible
+from mless.cli.streams import console
+from mless.results.escaping import visible, visible_json
 
 
 def plain(text: str) -> str:
@@ -16,7 +15,7 @@ def plain(text: str) -> str:
 
 
 def print_json(content: object) -> None:
-    typer.echo(json.dumps(content, ensure_ascii=False))
+    print(visible_json(json.dumps(content, ensure_ascii=False)))
 
 
 def print_result(folder: Path, page: Path, note: str, *, as_json: bool, **more: object) -> None:
@@ -31,23 +30,20 @@ def print_result(folder: Path, page: Path, note: str, *, as_json: bool, **more: 
     print_verdict(content["verdict"], note)
     if holds_answers(folder):
         _print_accuracy(folder)
-    typer.echo(f"\nreport: {plain(str(page))}")
+    print(f"\nreport: {plain(str(page))}")
 
 
 def print_verdict(lines: list[str], note: str = "") -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    out = console()
     head, *rest = lines
-    console.print("")
+    out.print("")
     # Wrapped at the terminal's width; in a pipe or a file a sentence stays on its line.
     for line in (f"{head}{f' ({note})' if note else ''}", *(f"• {line}" for line in rest)):
-        console.print(plain(line), markup=False, soft_wrap=not console.is_terminal)
+        out.print(plain(line), soft_wrap=not out.is_terminal)
 
 
 def _print_accuracy(folder: Path) -> None:
     """The table of an accuracy study: shares in per cent, differences in points."""
-    from rich.console import Console
     from rich.table import Table
 
     from mless.results.answers import accuracy_rows
@@ -81,16 +77,15 @@ def _print_accuracy(folder: Path) -> None:
     for row in accuracy_rows(folder):
         metric = "" if row["metric"] == "pass@1" else f" ({row['metric']})"
         table.add_row(
-            plain(row["condition"]) + metric, str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
+            plain(row["condition"] + metric), str(row["n"]), number(row["value"]) + between(row["lo"], row["hi"]),
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
             p_value(row["p"]), p_value(row["p_adjusted"]), number(row["mde"]), number(row["truncated"]),
             number(row["no_answer"]), number(row.get("guessed")),
-            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), row["verdict"] or "",
+            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), plain(row["verdict"] or ""),
         )  # fmt: skip
     # Broken cells cannot be read, so without a terminal the table gets the width it needs.
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        wide = Console(highlight=False, width=1000)
-        console = Console(highlight=False, width=max(console.width, wide.measure(table).maximum))
-    console.print("")
-    console.print(table)
+    out = console()
+    if not out.is_terminal:
+        out = console(width=max(out.width, console(width=1000).measure(table).maximum))
+    out.print("")
+    out.print(table)

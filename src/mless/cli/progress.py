@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from mless.cli.printing import plain
+from mless.cli.streams import console
 
 
 class ProgressBar:
@@ -16,9 +17,7 @@ class ProgressBar:
     """
 
     def __init__(self, quiet: bool) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = console(stderr=True, quiet=quiet)
         self._bar: Any = None
         self._task: Any = None
         self._began = time.monotonic()
@@ -28,7 +27,7 @@ class ProgressBar:
         if self._held is not None:
             self._held.append(line)
         else:
-            self._console.print(plain(line), markup=False, soft_wrap=not self._console.is_terminal)
+            self._console.print(plain(line), soft_wrap=not self._console.is_terminal)
 
     def checked(self) -> None:
         """Print the lines that waited; from now on none waits."""
@@ -60,8 +59,8 @@ class ProgressBar:
                 disable=not self._console.is_terminal,  # a bar cannot be redrawn in a file or a log
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(what, total=total)
-        self._bar.update(self._task, description=what, completed=done, total=total)
+            self._task = self._bar.add_task(plain(what), total=total)
+        self._bar.update(self._task, description=plain(what), completed=done, total=total)
         if done == total:
             self.stop()
 

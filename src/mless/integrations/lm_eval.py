@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mless.errors import BadPrompt, BadStudy, EngineFault, MlessError
 from mless.integrations.filling import Places, fill, filler_ids, find_places, key_of, needed, recorded, take_condition
+from mless.results.escaping import visible
 from mless.values import Condition
 
 
@@ -32,7 +33,7 @@ def _of_lm_eval(module: str) -> Any:
 
 
 def _fail(fault: MlessError) -> NoReturn:
-    print(f"mless: {' '.join(str(fault).splitlines())}", file=sys.stderr)
+    print(f"mless: {visible(' '.join(str(fault).splitlines()), keep='')}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -9,6 +10,11 @@ import unicodedata
 def visible(text: str, *, keep: str = "\n\t") -> str:
     """Text with every character visible: control, direction-changing and invisible ones are escaped (\\x07)."""
     return _NOT_PLAIN.sub(lambda sign: sign[0] if sign[0] in keep or not _unseen(sign[0]) else _escape(sign[0]), text)
+
+
+def visible_json(text: str) -> str:
+    """JSON with every character visible, and the same content: what cannot be seen is written as JSON escapes it."""
+    return _NOT_PLAIN.sub(lambda sign: json.dumps(sign[0])[1:-1] if _unseen(sign[0]) else sign[0], text)
 
 
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
