@@ -75,6 +75,10 @@ class RunOptions:
     system: Annotated[str | None, typer.Option(help="The system text, in place of the study's."), StudyField()] = None
     answer_field: AnswerField = None
     answers: AnswerOptions
+    # No study field: a study file must not be able to allow it.
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Answers: run the code that the model writes, in a sandbox (humaneval).")
+    ] = False
     primary: Primary = None
     sets: Sets = None
     output: OutputOptions
@@ -90,6 +94,7 @@ def run(
 
     def measure(bar: ProgressBar) -> Outcome:
         spec = load_study(study, study_changes(options), options.sets or ())
-        return run_study(spec, options.output.out, bar, trust_remote_code=options.loading.trust_remote_code)
+        trust = options.loading.trust_remote_code
+        return run_study(spec, options.output.out, bar, trust_remote_code=trust, run_code=options.run_code)
 
     measure_and_print(measure, as_json=options.output.as_json)

@@ -59,6 +59,7 @@ class Job:
     progress: Progress = field(default_factory=Silent)
     for_figure: bool = False
     trust_remote_code: bool = False
+    run_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,9 @@ class Measurement:
 
     def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
         """Refuse what could not be measured or compared, before anything is done."""
+
+    def check_code(self, *, allowed: bool) -> None:
+        """Refuse to run code of a model that the user did not allow, or that this machine cannot run safely."""
 
     def needs_weights(self) -> bool:
         return True

@@ -137,9 +137,19 @@ def retained(
     return [Share(**row) for row in rows]
 
 
-def run(study: str, out: Path | str | None = None, progress: Progress | None = None, **changes: Any) -> Outcome:
-    """A whole study by name, or the part of it that is not stored yet: ``mless.run("quick", limit=8)``."""
-    return run_study(load_study(study, changes), Path(out) if out is not None else None, progress)
+def run(
+    study: str,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    *,
+    run_code: bool = False,
+    **changes: Any,
+) -> Outcome:
+    """A whole study by name, or the part of it that is not stored yet: ``mless.run("quick", limit=8)``.
+
+    `run_code` allows to run the code that a model writes, in a sandbox, for tasks that are judged so (humaneval).
+    """
+    return run_study(load_study(study, changes), Path(out) if out is not None else None, progress, run_code=run_code)
 
 
 def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noise:

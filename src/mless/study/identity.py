@@ -103,7 +103,8 @@ def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -
     changed = {key: value for key, value in spec.changed().items() if key not in ("figure", "title")}
     sets = [word for text in write_sets(changed) for word in ("--set", text)]
     trust = ["--trust-remote-code"] if trust_remote_code else []
-    return ["mless", "run", spec.source, "--out", str(out), *sets, *trust]
+    code = ["--run-code"] if spec.accuracy is not None and spec.accuracy.runs_code else []
+    return ["mless", "run", spec.source, "--out", str(out), *sets, *trust, *code]
 
 
 def versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ from mless.study.showing import figure_spec
 from mless.study.spec import StudySpec
 
 #: What a study file must not set, because it may come from anyone. The user may set it on the command line.
-_TYPED_ONLY = {"trust_remote_code": "--trust-remote-code"}
+_TYPED_ONLY = {"trust_remote_code": "--trust-remote-code", "run_code": "--run-code"}
 
 
 def available_studies() -> dict[str, StudySpec]:

@@ -34,6 +34,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
         spec.margins_of()
     task, items = spec.load_items()
     measurement.check(conditions, items)
+    measurement.check_code(allowed=job.run_code)
     subject = Subject.open(spec, progress, weights=measurement.needs_weights(), trust_remote_code=job.trust_remote_code)
     layers = measurement.layers(subject) if subject.layers else []
     heads = parse_numbers(spec.heads, subject.heads, "head") if subject.heads else []

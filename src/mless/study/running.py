@@ -19,13 +19,14 @@ def run_study(
     *,
     for_figure: bool = False,
     trust_remote_code: bool = False,
+    run_code: bool = False,
 ) -> Outcome:
     """Run what is missing of `spec` into `out` (a folder of its own under ``results/`` by default).
 
     `for_figure` fails before the run where the model cannot show the study's figure. `trust_remote_code` is no study field: a file from
-    someone else must not be able to set it.
+    someone else must not be able to set it. Nor is `run_code`, which allows to run the code that a model writes, in a sandbox.
     """
-    return run_job(Job(spec, out, progress or Silent(), for_figure, trust_remote_code))
+    return run_job(Job(spec, out, progress or Silent(), for_figure, trust_remote_code, run_code))
 
 
 def run_tuning(

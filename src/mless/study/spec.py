@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
@@ -61,6 +62,8 @@ def _split_shares(value: Any) -> Any:
 
 #: The system text of an accuracy study whose items are sums; all others get the published text.
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
+#: And of one whose items are answered with code.
+PROGRAMMER = "Complete the Python function. Reply with the whole function in one fenced code block."
 Names = Annotated[list[str], BeforeValidator(_split_names)]
 Shares = Annotated[list[float], BeforeValidator(_split_shares)]
 
@@ -249,6 +252,11 @@ class AccuracyTable(BaseModel):
                 _known(table, name)
         return self
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether judging runs what the model wrote."""
+        return bool(getattr(tasks.GRADERS.get(self.grader), "runs_code", False))
+
     def decoding(self, temperature: float | None = None) -> Decoding:
         """How answers are drawn, at another temperature where a condition has its own."""
         asked = self.temperature if temperature is None else temperature
@@ -336,13 +344,18 @@ class StudySpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_a_system_text(cls, fields: Any) -> Any:
-        """Sums ask for the result alone: small models reason their way to wrong answers, and tokens cost time."""
-        if isinstance(fields, dict) and fields.get("accuracy") is not None and "system" not in fields:
-            given = cast("dict[str, Any]", fields)
-            if str(given.get("data", "")).startswith("arithmetic"):
-                return given | {"system": CALCULATOR}
-        return cast("Any", fields)
+    def _with_what_its_task_needs(cls, fields: Any) -> Any:
+        """Sums ask for the result alone: small models reason their way to wrong answers, and tokens cost time. Code is judged by tests."""
+        if not isinstance(fields, dict) or fields.get("accuracy") is None:
+            return cast("Any", fields)
+        given = cast("dict[str, Any]", fields)
+        data = str(given.get("data", ""))
+        if data.startswith("arithmetic"):
+            return {"system": CALCULATOR} | given
+        if PurePath(data).stem.lower().startswith("humaneval") and isinstance(given["accuracy"], dict):
+            table = {"grader": tasks.CODE_GRADER} | cast("dict[str, Any]", given["accuracy"])
+            return {"system": PROGRAMMER} | given | {"accuracy": table}
+        return given
 
     _source: str | None = PrivateAttr(default=None)
     _as_written: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])

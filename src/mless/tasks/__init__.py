@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from mless.tasks.extracting import DEFAULT_RULES, EXTRACTION_RULES, TASK_RULES, Extracted, Rule, extract
 from mless.tasks.generating import arithmetic, distinct_questions
-from mless.tasks.grading import DEFAULT_GRADER, GRADERS, NOTES, AnswerGrader, Grade, Grader, vote_of
+from mless.tasks.grading import CODE_GRADER, DEFAULT_GRADER, GRADERS, NOTES, AnswerGrader, Grade, Grader, vote_of
 from mless.tasks.reading import filler_sentences, load_items
 
 __all__ = [
+    "CODE_GRADER",
     "DEFAULT_GRADER",
     "DEFAULT_RULES",
     "EXTRACTION_RULES",

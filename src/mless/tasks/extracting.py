@@ -28,6 +28,7 @@ TASK_RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "aime25": ("boxed",),
         "gsm8k": ("hashes", "boxed", "number"),
         "arithmetic": ("boxed", "hashes", "number"),
+        "humaneval": ("code",),
     }
 )
 #: For your own file.
@@ -296,13 +297,31 @@ def _cut(text: str, start: int, stop: int, how: str, *, stated: bool) -> Extract
     return Extracted(inner, how, start, start + len(inner), stated) if inner else NO_ANSWER
 
 
+# --- code ---
+
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = ("", "python", "python3", "py")
+
+
+def code(text: str) -> Extracted:
+    """Python code: the last fenced block that defines a function, else the last one, else the whole text, as a completion of its prompt.
+
+    Blocks that name another language are passed over. A block that is cut off reaches to the end. Indentation is kept.
+    """
+    blocks = [match for match in _FENCE.finditer(text) if match[1].strip().lower() in _PYTHON and match[2].strip()]
+    defining = [match for match in blocks if re.search(r"^[ \t]*(?:async )?def\s", match[2], re.MULTILINE)]
+    if chosen := (defining or blocks)[-1:]:
+        return Extracted(chosen[0][2], "code", chosen[0].start(2), chosen[0].end(2), True)
+    return Extracted(text, "code", 0, len(text), True) if text.strip() else NO_ANSWER
+
+
 # --- the table ---
 
 #: Every rule by name: a function of the text. It gives NO_ANSWER where it finds nothing, and never raises.
 EXTRACTION_RULES: Registry[Callable[[str], Extracted]] = Registry(
     "extraction_rules",
     "extraction rule",
-    {"boxed": boxed, "hashes": hashes, "formula": formula, "number": number, "choice": choice},
+    {"boxed": boxed, "hashes": hashes, "formula": formula, "number": number, "choice": choice, "code": code},
     wants="a function from a text to an mless.tasks.Extracted",
     fits=callable,
 )

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from mless.errors import BadData
 from mless.tasks.generating import arithmetic
+from mless.tasks.grading.by_tests import PROBLEM_FIELDS
 from mless.values import Item
 
 #: In the order in which a bare name is looked up.
@@ -49,6 +50,7 @@ PUBLISHED = {
     "aime24": "the 30 problems of AIME 2024 (HuggingFaceH4/aime_2024)",
     "aime25": "the 30 problems of AIME 2025 (math-ai/aime25)",
     "gsm8k": "the test split of openai/gsm8k",
+    "humaneval": "openai/openai_humaneval",
 }
 
 
@@ -376,7 +378,7 @@ def _items(
             raise BadData(
                 f"{at}: no field {_shown(answer_field)}; fields there: {_listed(row.fields)}; say --answer-field NAME"
             )
-        answer = row.fields.get(answer_name) if answer_name is not None else None
+        answer = row.fields.get(answer_name) if answer_name is not None else _tests_of(row.fields)
         if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal))):
             raise BadData(
                 f"{at}: {_shown(answer_name)} is neither text nor number but {_kind(answer)}; say --answer-field NAME"
@@ -403,6 +405,12 @@ def _items(
         places[id] = row.place
         items.append(item)
     return items
+
+
+def _tests_of(fields: Mapping[str, Any]) -> str | None:
+    """A problem that is answered with code and judged by its own tests, as HumanEval has them; None where it is no such problem."""
+    found = {name: fields.get(name) for name in PROBLEM_FIELDS}
+    return json.dumps(found) if all(isinstance(value, str) for value in found.values()) else None
 
 
 def _choose(wanted: Iterable[str | None], names: list[str]) -> str | None:

@@ -31,9 +31,10 @@ def judged(
     replies: pa.Table, items: Sequence[Item], task: str, settings: AccuracyTable, progress: Progress | None = None
 ) -> pa.Table:
     """Every reply with the answer found in it, whether it is right, and why it was judged so."""
-    rules: Sequence[tasks.Rule] = settings.rules or _rules_of(task)  # pyright: ignore[reportAssignmentType]
+    maker, by_tests = tasks.GRADERS.get(settings.grader), settings.runs_code
+    rules: Sequence[tasks.Rule] = settings.rules or getattr(maker, "rules", None) or _rules_of(task)
     by_id = {item.id: item for item in items}
-    references = {item.id: reference_of(item) for item in items}
+    references = {item.id: (item.answer or "") if by_tests else reference_of(item) for item in items}
     rows = replies.to_pylist()
     found = [tasks.extract(row["text"], rules) for row in rows]
 
@@ -41,7 +42,7 @@ def judged(
         if progress is not None:
             progress.step("judging", done, total)
 
-    with tasks.GRADERS.get(settings.grader)() as grader:
+    with maker() as grader:
         pairs = [(one, references[row["item"]]) for one, row in zip(found, rows, strict=True)]
         grades = grader.grade_many(pairs, step)
     for row, one, grade in zip(rows, found, grades, strict=True):

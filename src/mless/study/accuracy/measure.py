@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -62,6 +62,16 @@ class AccuracyMeasurement(Measurement):
         asking.check_answers(items, self.spec)
         if self.settings.dev_share:
             asking.check_split(items, self.settings, self.spec.seed)
+
+    def check_code(self, *, allowed: bool) -> None:
+        if not self.settings.runs_code:
+            return
+        if not allowed:
+            raise BadStudy(
+                f"the grader {self.settings.grader!r} runs the code that the model writes, which must be allowed: --run-code (it runs in a sandbox "
+                "without network and without your files)"
+            )
+        cast("Any", tasks.GRADERS.get(self.settings.grader)).require()
 
     def needs_weights(self) -> bool:
         return self._kind.needs_weights

@@ -179,4 +179,5 @@ def _run_of(mine: pa.Table, items: int, *, stated: bool) -> Answered:
 
 @functools.lru_cache(maxsize=1 << 16)  # the same answers are read for every split and every comparison
 def _vote(answer: str) -> str:
-    return tasks.vote_of(answer)
+    # Code is no value: the same text is the same vote.
+    return answer if "\n" in answer else tasks.vote_of(answer)

@@ -25,7 +25,17 @@ Other graders may be added to the table in `kinds`.
 
 from mless.tasks.grading.base import AnswerGrader, Grade
 from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grader
-from mless.tasks.grading.kinds import DEFAULT_GRADER, GRADERS
+from mless.tasks.grading.kinds import CODE_GRADER, DEFAULT_GRADER, GRADERS
 from mless.tasks.grading.reading import vote_of
 
-__all__ = ["DEFAULT_GRADER", "GRADERS", "MAX_SYMBOLIC", "NOTES", "AnswerGrader", "Grade", "Grader", "vote_of"]
+__all__ = [
+    "CODE_GRADER",
+    "DEFAULT_GRADER",
+    "GRADERS",
+    "MAX_SYMBOLIC",
+    "NOTES",
+    "AnswerGrader",
+    "Grade",
+    "Grader",
+    "vote_of",
+]

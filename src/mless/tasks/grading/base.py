@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import ClassVar
 
 from mless.tasks.extracting import Extracted
 
@@ -23,6 +24,15 @@ class Grade:
 
 class AnswerGrader(ABC):
     """Grades answers one by one. A grader of your own only needs `grade`."""
+
+    #: Whether it runs what models write. Then the user must have allowed it (--run-code), and `require` is called before the run.
+    runs_code: ClassVar[bool] = False
+    #: The extraction rules that its answers are found by; None leaves them to the task.
+    rules: ClassVar[tuple[str, ...] | None] = None
+
+    @classmethod  # noqa: B027 - most graders need nothing
+    def require(cls) -> None:
+        """Raise where this machine lacks what it needs."""
 
     @abstractmethod
     def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:

@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 from mless.registry import Registry
 from mless.tasks.grading.base import AnswerGrader
+from mless.tasks.grading.by_tests import PythonTests
 from mless.tasks.grading.grader import Grader
 
 DEFAULT_GRADER = "math-verify"
+#: For code: the problem's own tests.
+CODE_GRADER = "python-tests"
 
 #: What grades answers, by name: a class, or any function without arguments that makes a grader.
 GRADERS: Registry[Callable[[], AnswerGrader]] = Registry(
     "graders",
     "grader",
-    {DEFAULT_GRADER: Grader},
+    {DEFAULT_GRADER: Grader, CODE_GRADER: PythonTests},
     wants="a class of mless.tasks.AnswerGrader, or a function that makes one",
     fits=callable,
 )
