@@ -202,3 +202,36 @@ def test_every_table_is_where_it_is_said_to_be() -> None:
         assert table.what == what
         for name in table.names():
             table.get(name)
+
+
+def test_a_plugin_that_fails_half_way_says_the_same_the_second_time(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside.write(
+        "halfway",
+        """
+import mless
+from mless.arm_rules import ArmRule
+mless.register("arm_rules", "half", ArmRule(lambda old, drawn: old))
+raise ValueError("no good")
+""",
+    )
+    monkeypatch.setenv("MLESS_PLUGINS", "halfway")
+    for _ in range(2):
+        with pytest.raises(BadPlugin, match="cannot be used .ValueError: no good."):
+            registry.table_of("arm_rules").check("unknown")
+
+
+def test_a_method_is_not_passed_on_as_its_function(outside: Outside) -> None:
+    outside.write("holding", "class Holder:\n    def make(self): ...\nheld = Holder()\n")
+    held = importlib.import_module("holding").held
+    mless.register("graders", "held", held.make)
+    assert "Holder.make" not in os.environ.get("MLESS_PLUGINS", "")
+
+
+def test_an_unknown_name_says_how_a_plugin_is_found(shelf: Path) -> None:
+    with pytest.raises(BadStudy, match="needs the plugin: install it, or name its module in MLESS_PLUGINS"):
+        toys().check("xyz")
+
+
+def test_measurements_are_classes_of_measurement() -> None:
+    with pytest.raises(BadPlugin, match=r"measurement 'mine' must be a class of mless\.study\.bench\.Measurement, got a object"):
+        mless.register("measurements", "mine", object())

@@ -42,6 +42,8 @@ TABLES: dict[str, str] = {
 _LOCK = threading.RLock()
 #: Entries of MLESS_PLUGINS that were read.
 _READ: set[str] = set()
+#: Everything that was added, in order.
+_ADDED: list[tuple[Registry[Any], str]] = []
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -116,7 +118,11 @@ def _address(thing: object) -> str | None:
     module, path = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(path, str) or "<" in path:
         return None
-    return f"{module}:{path}"
+    # A bound method has the address of a function that is another thing.
+    held: object = sys.modules.get(module)
+    for part in path.split("."):
+        held = getattr(held, part, None)
+    return f"{module}:{path}" if held is thing or held is None else None
 
 
 def _entries() -> list[str]:
@@ -130,10 +136,13 @@ def _read_plugins() -> None:
             if entry in _READ:
                 continue
             _READ.add(entry)  # at once: a plugin may look something up while it is imported
+            before = len(_ADDED)
             try:
                 _read(entry)
             except (Exception, SystemExit) as fault:
                 _READ.discard(entry)
+                for table, name in _ADDED[before:]:  # else the next try would find its names taken
+                    table.remove(name)
                 raise BadPlugin(
                     f"the plugin {entry!r}, named in {VARIABLE}, cannot be used ({_fault_words(fault)}); fix it, or take it out of {VARIABLE}"
                 ) from fault
@@ -196,7 +205,10 @@ class Registry(Generic[T]):
         if name not in self:
             known = self.names()
             close = near(name, known) if isinstance(name, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadStudy(f"{where}no {self.label} {name!r}{close}; there are: {', '.join(known)}")
+            raise BadStudy(
+                f"{where}no {self.label} {name!r}{close}; there are: {', '.join(known)}. One that a plugin brings needs the plugin: "
+                f"install it, or name its module in {VARIABLE}"
+            )
 
     def names(self) -> list[str]:
         """Every name: first those that come with mless, then added ones in order of the alphabet."""
@@ -230,6 +242,7 @@ class Registry(Generic[T]):
                 raise BadPlugin(f"{self.label} {name!r} is there already ({taken}); give {_shown(thing)} another name")
             self._added[name] = thing
             self._origins[name] = origin
+            _ADDED.append((self, name))
 
     def remove(self, name: str) -> None:
         """Forget a thing that was added in this process; what comes with mless or by an entry point stays."""

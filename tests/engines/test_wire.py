@@ -419,6 +419,17 @@ def test_https_goes_through_the_proxy_unseen(loopback: Loopback, monkeypatch: py
     assert not any("Proxy-Authorization" in asked.headers for asked in server.posts)
 
 
+def test_a_socks_proxy_that_is_not_there_is_tried_as_often_as_asked(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as one_port:
+        one_port.bind(("127.0.0.1", 0))
+        port = one_port.getsockname()[1]
+    monkeypatch.setenv("all_proxy", f"socks5://127.0.0.1:{port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    engine = OpenAIEngine("http://far.invalid/v1", "m", retries=1, timeout=20.0)
+    with pytest.raises(EngineFault, match="cannot be reached or hangs up .*tried 2 times"), engine:
+        ask(engine, questions(1))
+
+
 @pytest.mark.parametrize(
     ("no_proxy", "proxied"), [("", 1), ("elsewhere.invalid", 1), ("a.invalid, 0.0.0.0", 0), ("*", 0)]
 )

@@ -200,6 +200,9 @@ def test_a_study_of_ones_own(own: Any) -> None:
         ),
         ('conditions = ["x"]\n[condition.x]\nkind = "none"\nlength = 3', "inserts nothing"),
         ('[condition.none]\nfiller = " /"', "[condition.none] cannot change it; give yours another name"),
+        ('measures = "tune"', "measures = 'tune': write the table [tune] instead"),
+        ('measures = "accuracy"', "write the table [accuracy] instead"),
+        ('measures = "mine"\n[options]\nsince = 2020-01-01', "[options] are kept in study.json"),
         ('conditions = ["a b"]\n[condition."a b"]\nfiller = " /"', "condition name 'a b' becomes part of file names"),
     ],
 )

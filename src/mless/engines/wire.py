@@ -49,8 +49,8 @@ _KEEP_IDLE = 1.0
 # Shorter ones ("EMPTY", "none") are placeholders; blanking them would change answers.
 _SHORTEST_SECRET = 8
 
-# Steps of an exchange: the library's name for a new connection, and ours for headers received.
-_CONNECTING = "connection.connect_tcp.started"
+# Steps of an exchange: how the library's names for a new connection end (directly, or through a SOCKS proxy), and ours for headers received.
+_CONNECTING = ".connect_tcp.started"
 _ANSWERED = "answered"
 
 T = TypeVar("T")
@@ -316,7 +316,7 @@ class Session:
                         return await self._sent(method, url, content, passed)
                     except (httpx2.NetworkError, httpx2.RemoteProtocolError):
                         # An old connection that the server has closed is no fault: take another.
-                        if passed & {_CONNECTING, _ANSWERED}:
+                        if _ANSWERED in passed or any(step.endswith(_CONNECTING) for step in passed):
                             raise
         except httpx2.ConnectTimeout:
             fault: Exception = self._unreachable(f"no connection within {_CONNECT_WITHIN:g} s")

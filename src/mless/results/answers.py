@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from mless import stats, tasks
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
-from mless.results.reading import StoredStudy, holds_answers, read_about
+from mless.results.reading import StoredStudy, holds_answers, measured_in, read_about
 from mless.results.schemas import ACCURACY, Accuracy, Answer, Tried, columns_of, plain
 from mless.values import Condition, condition_of
 
@@ -93,7 +93,7 @@ def read_accuracy(path: Path) -> tuple[dict[str, Any], dict[str, Condition], lis
     about = folder.manifest()
     if about is not None and not (about.get("study") or {}).get("accuracy"):
         raise BadFolder(
-            f"{path} holds no answers: its study measured attention; give the folder of a study with [accuracy], as `mless run accuracy` makes it"
+            f"{path} holds no answers: its study measured {measured_in(about)}; give the folder of a study with [accuracy], as `mless run accuracy` makes it"
         )
     rows: list[dict[str, Any]] = folder.read_table("accuracy").to_pylist()
     conditions = {name: condition_of(name, one) for name, one in (about or {})["conditions"].items()}
@@ -151,14 +151,15 @@ class StoredAnswers(StoredStudy):
 
     @classmethod
     def open(cls, path: Path) -> StoredAnswers:
-        """Read ``study.json``; a folder that measured attention is refused."""
+        """Read ``study.json``; a folder without answers is refused."""
         if not holds_answers(path):
-            if read_about(path).get("measures") == "tune":
+            measured = measured_in(read_about(path))
+            if measured == "tune":
                 raise BadFolder(
                     f"{path} holds a tuning, whose answers lie in folders of their own; give {path / 'test'}"
                 )
             raise BadFolder(
-                f"{path} holds no accuracy.parquet: its study measured attention, not answers; `mless run accuracy --out …` makes one that does"
+                f"{path} holds no accuracy.parquet: its study measured {measured}; `mless run accuracy --out …` makes one with answers"
             )
         return cls(path, read_about(path))
 

@@ -161,6 +161,7 @@ class Measurement:
     #: Whether both prompts of a pair must hold the same original tokens, and whether conditions may run the model with ARM.
     pairs_tokens: ClassVar[bool] = True
     takes_arm: ClassVar[bool] = True
+    why_no_arm: ClassVar[str] = ""  # follows the refusal, as in ": both prompts run in one forward"
     #: Whether `measure` runs the loaded model itself; ARM is then attached around it.
     runs_model: ClassVar[bool] = True
     #: Fields that say how stored numbers are judged. They can be changed without a model.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from mless.registry import Registry
 from mless.results.folder import ResultFolder
 from mless.results.reading import measured_in
+from mless.study.bench import Measurement
 
 if TYPE_CHECKING:
-    from mless.study.bench import Measurement
     from mless.study.spec import StudySpec
 
 #: Name → class, loaded when it is asked for.
@@ -25,6 +25,8 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
         "accuracy": "mless.study.accuracy.measure:AccuracyMeasurement",
         "tune": "mless.study.tuning.measure:TuningMeasurement",
     },
+    wants="a class of mless.study.bench.Measurement",
+    fits=lambda one: isinstance(one, type) and issubclass(one, Measurement),
 )
 
 

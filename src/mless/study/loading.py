@@ -71,7 +71,8 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
         figure_spec(as_written)
     if as_written.accuracy is None and any(key.partition(".")[0] == "accuracy" for key in changes):
         raise BadStudy(
-            f"study {as_written.name!r} measures attention and draws no answers; for answers use mless run accuracy, or a study file with [accuracy]"
+            f"study {as_written.name!r} measures {as_written.measured} and draws no answers; for answers "
+            "use mless run accuracy, or a study file with [accuracy]"
         )
     for key, value in changes.items():
         _put(fields, key, value)

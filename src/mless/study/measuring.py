@@ -73,8 +73,8 @@ def _check_conditions(measurement: Measurement, conditions: Sequence[Condition],
     for condition in conditions:
         if condition.arm is not None and not measurement.takes_arm:
             raise BadStudy(
-                f"condition {condition.name!r} runs the model with ARM, but here both prompts of a pair run in one forward, and none must run "
-                "without it; leave it out of --conditions, and use mless run activations for it"
+                f"condition {condition.name!r} runs the model with ARM, which {job.spec.measured} does not take"
+                f"{measurement.why_no_arm}; leave it out of --conditions, and use mless run activations for it"
             )
         if condition.for_answers_only and measurement.pairs_tokens:
             raise BadStudy(

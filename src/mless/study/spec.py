@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
@@ -12,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -262,6 +264,10 @@ class AccuracyTable(BaseModel):
         asked = self.temperature if temperature is None else temperature
         return Decoding(self.max_new_tokens, asked, self.top_p, self.top_k, tuple(self.stop))
 
+    def known_before(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields that judge answers, without the usual grader: folders from before there were others must still count as judged."""
+        return {key: value for key, value in fields.items() if key != "grader" or value != tasks.DEFAULT_GRADER}
+
 
 #: Measurements with a table of their own in a study. `tune` comes first, because such a study has [accuracy] too.
 _WITH_A_TABLE = ("tune", "accuracy", "activations", "affine")
@@ -306,6 +312,17 @@ class StudySpec(BaseModel):
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 
+    @field_validator("options")
+    @classmethod
+    def _options_can_be_stored(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as fault:
+            raise ValueError(
+                f"[options] are kept in study.json, which holds texts, numbers, booleans, lists and tables of them; {fault}"
+            ) from None
+        return options
+
     @property
     def measured(self) -> str:
         """What the study measures: the one place that decides it."""
@@ -328,6 +345,10 @@ class StudySpec(BaseModel):
         asked = [name for name in _WITH_A_TABLE if name != "tune" and getattr(self, name) is not None]
         if self.measures is not None and asked:
             raise ValueError(f"measures = {self.measures!r} and [{asked[0]}] both say what is measured; leave one out")
+        if self.measures in _WITH_A_TABLE:
+            raise ValueError(
+                f"measures = {self.measures!r}: write the table [{self.measures}] instead; it holds the settings of that measurement"
+            )
         if self.options and self.measures is None:
             raise ValueError(
                 "[options] are for a measurement of your own: name it with measures = NAME, or leave them out"

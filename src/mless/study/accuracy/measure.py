@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from mless import tasks
 from mless.engines import ENGINES, Opening
 from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
@@ -90,9 +89,7 @@ class AccuracyMeasurement(Measurement):
         return {key: value for key, value in found.items() if key not in unused}
 
     def analysis(self, items: Sequence[Item]) -> str:
-        by = {key: getattr(self.settings, key) for key in ANALYSIS}
-        if self.settings.grader == tasks.DEFAULT_GRADER:
-            del by["grader"]  # the value from before there were others, so that older folders still count as judged
+        by = self.settings.known_before({key: getattr(self.settings, key) for key in ANALYSIS})
         return digest([by, [item.cluster for item in items], JUDGING, self.spec.primary])
 
     def stored_analysis(self, about: Mapping[str, Any]) -> str:
@@ -189,8 +186,10 @@ class AccuracyMeasurement(Measurement):
     def stop(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._engine_about |= engine.about()  # a server shows its fingerprint with its answers
-            engine.__exit__(None, None, None)
+            try:
+                self._engine_about |= engine.about()  # a server shows its fingerprint with its answers
+            finally:
+                engine.__exit__(None, None, None)
 
     # ---- answers
 

@@ -63,6 +63,12 @@ def accuracy_lines(path: Path) -> list[str]:
             f"Right and wrong are as {engine['engine']} judged them ({engine['metric']}).",
             *_warnings(heads, compared),
         ]
+    if settings.get("grader", tasks.DEFAULT_GRADER) != tasks.DEFAULT_GRADER:
+        return [
+            *lines,
+            f"Right and wrong are as the grader {settings['grader']!r} judged them.",
+            *_warnings(heads, compared),
+        ]
     lines.append(
         f"The string and the symbolic rule judged {differing:,} of {len(disagree):,} answers differently"
         + ("; answers.parquet says why each was judged as it was." if differing else ".")

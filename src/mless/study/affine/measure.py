@@ -28,6 +28,7 @@ class AffineMeasurement(Measurement):
     tables = ("prompts", "affine_items", "affine_points", "affine")
     sources = tables
     takes_arm = False
+    why_no_arm = ": both prompts of a pair run in one forward, and none must run without it"
     judged_by = ("margins",)
 
     def __init__(self, spec: StudySpec) -> None:

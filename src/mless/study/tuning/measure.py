@@ -70,7 +70,7 @@ class TuningMeasurement(Composed):
         plain = spec.model_copy(update={"tune": tune.model_copy(update={"transfer": []})})
         folder = ResultFolder(job.out if job.out is not None else default_folder(plain, label))
         stored = folder.manifest()
-        analysis = digest(settings.model_dump())
+        analysis = digest(settings.known_before(settings.model_dump()))
         if stored is not None:
             check_same(folder, stored, identity)
             same = stored.get("analysis") == analysis and stored.get("transfers") == tune.transfer

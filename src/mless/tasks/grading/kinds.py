@@ -19,5 +19,5 @@ GRADERS: Registry[Callable[[], AnswerGrader]] = Registry(
     "grader",
     {DEFAULT_GRADER: Grader, CODE_GRADER: PythonTests},
     wants="a class of mless.tasks.AnswerGrader, or a function that makes one",
-    fits=callable,
+    fits=lambda one: issubclass(one, AnswerGrader) if isinstance(one, type) else callable(one),
 )
