@@ -204,7 +204,9 @@ def test_every_table_is_where_it_is_said_to_be() -> None:
             table.get(name)
 
 
-def test_a_plugin_that_fails_half_way_says_the_same_the_second_time(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_fails_half_way_says_the_same_the_second_time(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outside.write(
         "halfway",
         """
@@ -216,7 +218,7 @@ raise ValueError("no good")
     )
     monkeypatch.setenv("MLESS_PLUGINS", "halfway")
     for _ in range(2):
-        with pytest.raises(BadPlugin, match="cannot be used .ValueError: no good."):
+        with pytest.raises(BadPlugin, match=r"cannot be used \(ValueError: no good\)"):
             registry.table_of("arm_rules").check("unknown")
 
 
@@ -233,5 +235,7 @@ def test_an_unknown_name_says_how_a_plugin_is_found(shelf: Path) -> None:
 
 
 def test_measurements_are_classes_of_measurement() -> None:
-    with pytest.raises(BadPlugin, match=r"measurement 'mine' must be a class of mless\.study\.bench\.Measurement, got a object"):
+    with pytest.raises(
+        BadPlugin, match=r"measurement 'mine' must be a class of mless\.study\.bench\.Measurement, got a object"
+    ):
         mless.register("measurements", "mine", object())

@@ -426,7 +426,7 @@ def test_a_socks_proxy_that_is_not_there_is_tried_as_often_as_asked(monkeypatch:
     monkeypatch.setenv("all_proxy", f"socks5://127.0.0.1:{port}")
     monkeypatch.delenv("no_proxy", raising=False)
     engine = OpenAIEngine("http://far.invalid/v1", "m", retries=1, timeout=20.0)
-    with pytest.raises(EngineFault, match="cannot be reached or hangs up .*tried 2 times"), engine:
+    with pytest.raises(EngineFault, match=r"cannot be reached or hangs up .*tried 2 times"), engine:
         ask(engine, questions(1))
 
 

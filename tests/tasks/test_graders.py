@@ -42,7 +42,9 @@ def test_unknown_graders_are_refused_with_the_nearest() -> None:
         GRADERS.get("mathverify")
     with pytest.raises(BadPlugin, match=r"grader 'exact' must be a class of mless\.tasks\.AnswerGrader, .* got a list"):
         mless.register("graders", "exact", [])
-    with pytest.raises(BadPlugin, match=r"grader 'exact' must be a class of mless\.tasks\.AnswerGrader, .* got builtins:int"):
+    with pytest.raises(
+        BadPlugin, match=r"grader 'exact' must be a class of mless\.tasks\.AnswerGrader, .* got builtins:int"
+    ):
         mless.register("graders", "exact", int)
 
 
