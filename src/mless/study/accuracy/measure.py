@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from mless import tasks
 from mless.engines import ENGINES, Opening
 from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
