@@ -22,7 +22,7 @@ from mless.study import available_studies, load_study
 from mless.study.conditions import conditions_of
 from mless.study.showing import figure_spec
 from mless.study.spec import AccuracyTable
-from mless.values import Condition, FigureSpec, Panel
+from mless.values import Condition, FigureSpec, Panel, counted
 from synthetic import write_answers, write_folder
 
 FIVE = ("none", "none-again", "mless", "mful", "random")
@@ -212,7 +212,7 @@ def test_a_vote_is_named_by_its_metric(tmp_path: Path) -> None:
 @pytest.mark.parametrize("items", [1, 2])
 def test_few_items_are_drawn(items: int, tmp_path: Path) -> None:
     path = write_answers(tmp_path / "r", items=items)
-    assert f"n = {items} items" in " ".join(svg(BARS, [path], tmp_path))
+    assert f"n = {counted(items, 'item')}" in " ".join(svg(BARS, [path], tmp_path))
 
 
 def test_same_model_twice_is_told_apart(folder: Path, tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def test_formats_of_the_other_kind_are_refused(folder: Path, tmp_path: Path) -> 
 
 def test_a_folder_of_attention_has_no_table(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "r", layers=1, heads=2, items=2)
-    with pytest.raises(BadFolder, match=r"its study measured attention, not answers"):
+    with pytest.raises(BadFolder, match=r"its study measured attention;"):
         write_tables("table1", [path], tmp_path)
 
 
