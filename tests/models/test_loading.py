@@ -165,7 +165,7 @@ def test_a_shard_that_lacks_what_the_index_says_is_a_fault(tmp_path: Path) -> No
     names = weight_map(folder)
     names["model.layers.0.self_attn.q_proj.weight"] = names["model.embed_tokens.weight"]
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    with pytest.raises(UnsupportedArchitecture, match="not in the checkpoint"):
+    with pytest.raises(UnknownModel, match="its index names 1 tensors that its files do not hold"):
         mless.load(str(folder), layers=1)
 
 

@@ -143,7 +143,7 @@ def test_faults_name_the_field_and_the_way_out(text: str, why: str) -> None:
     [
         ("margins.drop=1.5", "margin drop must lie above 0 and not above 1"),
         ("margins.rise=0.5", "margin rise must be finite and at least 1"),
-        ("margins.rise=inf", "margin rise must be finite"),
+        ("margins.rise=inf", "margins.rise': input should be a finite number"),
         ("margins.same=[1.2, 1.3]", "margin same must be two finite shares around 1"),
     ],
 )
@@ -212,9 +212,9 @@ def test_faults_of_a_study_of_ones_own(own: Any, text: str, why: str) -> None:
 
 def test_a_study_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_bytes(b'title = "\xe9"')
-    assert "is not UTF-8 text; save it as UTF-8" in refusal(str(tmp_path / "s.toml"))
+    assert "line 1: byte 0xe9 is not UTF-8; save the file as UTF-8" in refusal(str(tmp_path / "s.toml"))
     (tmp_path / "d.toml").mkdir()
-    assert "cannot be read: Is a directory" in refusal(str(tmp_path / "d.toml"))
+    assert "is a folder, not a file" in refusal(str(tmp_path / "d.toml"))
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------------------
@@ -489,3 +489,41 @@ def test_an_affine_study_takes_no_batches():
 def test_bounds_that_cross_over_leave_nothing_to_try():
     with pytest.raises(BadStudy, match=r"every p_min \(0.5\) is above every p_max \(0.1\)"):
         settings_to_try(load_study("tune", {"tune.p_min": [0.5], "tune.p_max": [0.1]}))
+
+
+# ---- counts, before any work ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("study", "text", "why"),
+    [
+        ("quick", "length=10000000", "'length': expected at most 1,000,000 tokens (limit filler: "),
+        ("quick", "length=1000000000000000000000000000000", "expected at most 1,000,000 tokens"),
+        ("quick", f"length={'9' * 5000}", "'length'"),
+        ("quick", "limit=1000000000000000000", "expected at most 1,000,000,000 items"),
+        ("quick", "batch_size=1000000000000000000", "expected at most 65,536 rows"),
+        ("quick", "seed=1000000000000000000000000000000", "(limit seed: "),
+        ("quick", "flips=1000000000000000000", "expected at most 100,000,000 flips"),
+        ("quick", "margins.drop=nan", "input should be a finite number"),
+        ("accuracy", "accuracy.samples=1000000000", "expected at most 10,000 samples (limit samples: "),
+        ("accuracy", "accuracy.max_new_tokens=1000000000000000000", "expected at most 1,000,000 tokens"),
+        ("accuracy", "accuracy.timeout=1e300", "expected at most 86,400 seconds"),
+        ("accuracy", "accuracy.temperature=inf", "input should be a finite number"),
+        ("accuracy", "accuracy.concurrency=1000000000", "expected at most 1,024 connections"),
+    ],
+)
+def test_counts_beyond_their_limits(study: str, text: str, why: str) -> None:
+    assert why in refusal(study, text)
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 5000 + "]" * 5000, "length = " + "9" * 5000, "length = 1979-99-99"])
+def test_study_files_that_are_no_toml(tmp_path: Path, content: str) -> None:
+    (tmp_path / "s.toml").write_text(content)
+    assert str(tmp_path / "s.toml") in refusal(str(tmp_path / "s.toml"))
+
+
+def test_a_study_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").mkdir()
+    assert "is a folder, not a file" in refusal(str(tmp_path / "s.toml"))
+    assert "no study 'a\\x00b'" in refusal("a\0b")
+    assert "no study file" in refusal("a\0b.toml")

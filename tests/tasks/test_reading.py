@@ -191,7 +191,7 @@ def test_any_bytes_end_in_items_or_one_line(
         ("d.jsonl", '{"question": "q"} {"question": "r"}', r"line 1: broken JSON: Extra data .*one object per line"),
         ("d.jsonl", '{"question": "q"}\n{"question": "cut of', r"line 2: broken JSON: Unterminated string"),
         ("d.jsonl", '{"question": "q"}\n' + "[" * 100_000, r"line 2: broken JSON: nested too deeply"),
-        ("d.jsonl", '{"question": ' + "1" * 5000 + "}", r"line 1: broken JSON: a number has too many digits"),
+        ("d.jsonl", '{"question": ' + "1" * 5000 + "}", r"line 1: broken JSON: a number of 5,000 digits; expected at most 400 digits"),
         ("d.json", '[\n{"question": "q"},\n}]', r"line 3: broken JSON"),
         ("d.json", '{"question": "q"}\n{"question": "r"}', r"Extra data .*belongs into a \.jsonl file"),
         ("d.json", '"text"', r"expected a list of objects, found text"),
@@ -269,7 +269,7 @@ def test_a_fault_past_the_limit_is_told(write: Callable[[str, str | bytes], str]
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_below_one(limit: int) -> None:
-    assert f"limit must be at least 1 item, got {limit}" in fault("bundled", limit=limit)
+    assert f"limit: expected at least 1, got {limit}" in fault("bundled", limit=limit)
 
 
 def test_a_file_that_may_not_be_read(write: Callable[[str, str | bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_a_file_that_may_not_be_read(write: Callable[[str, str | bytes], str], m
 
     source = write("d.jsonl", '{"question": "q"}')
     monkeypatch.setattr(Path, "read_bytes", refuse)  # a mode would not stop root
-    assert f"cannot read '{source}': Permission denied; check its permissions" in fault(source)
+    assert f"'{source}' cannot be read (Permission denied); give a data file that can be read" in fault(source)
 
 
 # --- sources ---
@@ -408,3 +408,57 @@ def test_the_published_data(source: str, name: str, count: int, first: str) -> N
     assert all(item.answer is not None for item in items)
     if name == "gsm8k_test":
         assert all("\n#### " in (item.answer or "") for item in items)
+
+
+# --- what a stranger's file may hold ---
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("d.jsonl", '{"question": "q", "answer": NaN}', "line 1: NaN is no number of JSON"),
+        ("d.jsonl", '{"question": "q", "answer": 1e999}', "line 1: broken JSON: the number 1e999 is too large"),
+        ("d.jsonl", '{"question": "q", "question": "r"}', "line 1: 'question' stands twice in one object"),
+        ("d.jsonl", '{"question": ' + "[" * 90_000 + "]" * 90_000 + "}", "nested too deeply"),
+        (
+            "d.jsonl",
+            '{"question": "' + "q " * 5_000_000 + '"}',
+            "has 10,000,000 characters; expected at most 4,000,000",
+        ),
+        (
+            "d.csv",
+            "question,answer\n" + "q" * 4_000_001 + ",1",
+            "expected at most 4,000,000 characters (limit question",
+        ),
+    ],
+)
+def test_values_that_were_taken(write: Callable[[str, str | bytes], str], name: str, content: str, why: str) -> None:
+    assert why in fault(write(name, content))
+
+
+def test_parquet_values_without_a_place_in_python(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    far = pa.array([2**62], pa.int64()).cast(pa.timestamp("ms"))
+    for name, column, why in [
+        ("far", far, "cannot be read as Parquet"),
+        ("nan", pa.array([float("nan")]), "'answer' is nan, which is no answer"),
+    ]:
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"question": ["q"], "answer": column}), path)
+        assert why in fault(str(path))
+
+
+def test_a_parquet_file_of_too_many_rows_is_not_unpacked(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"question": pa.repeat("q", 1_000_001)}), path, compression="zstd")
+    assert "rows: expected at most 1,000,000 rows (limit data-rows" in fault(str(path))
+
+
+def test_a_pipe_is_no_data_file(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").symlink_to("/dev/zero")
+    assert "no data file" in fault(str(tmp_path / "d.jsonl"))

@@ -9,20 +9,31 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mless.errors import BadPrompt, UnsupportedArchitecture
+from mless.errors import BadPrompt, TokenizerFault, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.values import Prompt
 
 
 def check_reach(model: LoadedModel, prompts: Sequence[Prompt]) -> None:
-    """Every prompt's last position is one that the model has."""
+    """Every prompt's tokens and its last position are ones that the model has."""
+    rows = _embedding_rows(model)
     for prompt in prompts:
+        if rows is not None and max(prompt.token_ids) >= rows:
+            raise TokenizerFault(
+                f"item {prompt.item!r} holds token {max(prompt.token_ids)} under condition {prompt.condition!r}, but {model.label} knows {rows} tokens: the "
+                "tokenizer belongs to another model; give the model's own: --tokenizer DIR"
+            )
         if prompt.reach > model.context:
             what = f"is {len(prompt)} tokens" if prompt.position_ids is None else f"reaches position {prompt.reach - 1}"
             raise BadPrompt(
                 f"item {prompt.item!r} {what} under condition {prompt.condition!r}, but {model.label} takes {model.context}; "
                 "leave it out of the data, or use a smaller --length"
             )
+
+
+def _embedding_rows(model: LoadedModel) -> int | None:
+    rows = getattr(model.model.get_input_embeddings(), "num_embeddings", None)
+    return rows if isinstance(rows, int) else None
 
 
 def check_position_ids(model: LoadedModel, prompts: Sequence[Prompt]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mless import kernels
+from mless import kernels, limits
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
 from mless.engines.opening import Opening
 from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
@@ -40,6 +40,7 @@ from mless.engines.slots import (
     slot_attention,
 )
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
+from mless.gates import check_count
 from mless.models import LoadedModel
 from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached
@@ -90,6 +91,9 @@ class HfEngine:
         most: int | None = None,
         mode: Mode = "row-stable",
     ) -> None:
+        if mode not in get_args(Mode):
+            raise BadStudy(f"no mode {mode!r} of decoding; there are: {', '.join(get_args(Mode))}")
+        check_count(slots, "slots", limits.ROWS_AT_ONCE, BadStudy)
         self._model = model
         self._mode: Mode = mode
         self.length = math.ceil(length / BUCKET) * BUCKET

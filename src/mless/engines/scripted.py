@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +12,8 @@ from typing import Any, cast
 from mless.engines.base import Decoding, Finish, Reply, Request
 from mless.engines.opening import Opening
 from mless.errors import BadData, EngineFault
+from mless.gates import an_object, json_of, read_text, shown, toml_of
+from mless.limits import DATA_BYTES
 
 #: item → text or texts, or condition → a table of those; values are checked when the engine is made.
 Script = Mapping[str, Any] | Callable[[Request], str]
@@ -38,24 +38,13 @@ class ScriptedEngine:
     def from_file(cls, path: str | Path, *, tokenizer: Any = None) -> ScriptedEngine:
         """From a .json or .toml file that holds such a mapping."""
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise BadData(f"no file {str(path)!r} with scripted answers; {_FORM}") from None
-        except (OSError, UnicodeDecodeError) as fault:
-            raise BadData(f"the scripted answers in {str(path)!r} cannot be read as UTF-8 text ({fault})") from None
-        try:
-            read = (
-                tomllib.loads(text)
-                if path.suffix == ".toml"
-                else json.loads(text, object_pairs_hook=_refuse_repeated_names)
-            )
-        except (ValueError, RecursionError) as fault:
-            kind = "TOML" if path.suffix == ".toml" else "JSON"
-            raise BadData(f"the scripted answers in {str(path)!r} are no valid {kind}: {fault}") from None
-        if not isinstance(read, dict):
-            raise BadData(f"the scripted answers in {str(path)!r} are a {type(read).__name__}; {_FORM}")
-        return cls(cast("dict[str, Any]", read), tokenizer=tokenizer)
+
+        def refuse(message: str) -> BadData:
+            return BadData(f"the scripted answers in {shown(path)}: {message}; {_FORM}")
+
+        text = read_text(path, DATA_BYTES, refuse)
+        read = toml_of(text, refuse) if path.suffix == ".toml" else an_object(json_of(text, refuse), refuse)
+        return cls(read, tokenizer=tokenizer)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer in the order of the requests; `live` makes no difference to a script."""
@@ -144,13 +133,4 @@ def _lines(answers: Mapping[str, Any]) -> dict[tuple[str, str], tuple[str, ...]]
             if (condition, item) in found:
                 raise EngineFault(f"item {item!r} is scripted both by itself and under condition '*'; leave one out")
             found[condition, item] = tuple(texts)
-    return found
-
-
-def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{repeated!r} stands there twice")
     return found

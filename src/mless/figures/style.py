@@ -205,9 +205,14 @@ def fit_titles(parts: Sequence[tuple[str, str]], width: float) -> dict[tuple[str
 
 def cut(text: str, width: float) -> str:
     """Shortened until it fits into `width` inches at the small size."""
-    while text_width(text, SMALL) > width and len(text) > 8:
-        text = text.removesuffix("…")[:-1] + "…"
-    return text
+    if text_width(text, SMALL) <= width or len(text) <= 8:
+        return text
+    # Halving, because measuring a long text is slow.
+    kept, too_many = 7, len(text)
+    while too_many - kept > 1:
+        middle = (kept + too_many) // 2
+        kept, too_many = (middle, too_many) if text_width(text[:middle] + "…", SMALL) <= width else (kept, middle)
+    return text[:kept] + "…"
 
 
 def wrapped(text: str, width: float) -> str:

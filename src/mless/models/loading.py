@@ -22,7 +22,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
-from mless.models import processor
+from mless.gates import shown
+from mless.models import gate, processor
 from mless.models.adapters import family_of
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, silent
 from mless.models.quiet import quiet_transformers
@@ -39,17 +40,20 @@ _FINAL_NORM = re.compile(
 )
 _TEXT_PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _TEXT_HEAD = r"^(?:model\.)?language_model\.lm_head\."
-_INDEX = "model.safetensors.index.json"
 #: What transformers raises when a config or a checkpoint is not what it expects.
 _BUILD_FAULTS = (
     ValueError,
     TypeError,
-    KeyError,
     AttributeError,
     RuntimeError,
     ImportError,
     OSError,
     StrictDataclassError,
+    # of fields that only one family has, which no gate can know
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    MemoryError,
 )
 _QUANTISED = "its quantisation's scales were made for it"
 _UNQUANTISED, _WIDER = "a checkpoint that is not quantised is faster here", "leave --dtype out, or use --dtype float32"
@@ -131,15 +135,10 @@ class Description:
 
 def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, step: Step = silent) -> Description:
     """Locate a model and read its config."""
-    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
     source = locate(name, trust_remote_code=trust_remote_code, say=say, step=step)
-    try:
-        raw: Any = json.loads((source.folder / "config.json").read_text())
-    except ValueError as fault:
-        raise UnknownModel(f"{name!r}: its config.json is broken: {fault}") from None
-    if not isinstance(raw, dict):
-        raise UnknownModel(f"{name!r}: its config.json is broken: an object was expected, not a {type(raw).__name__}")
+    raw = gate.read_config(source.folder, name)
     # A family that transformers knows needs no remote code, whatever its repository contains.
     if raw.get("auto_map") and not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedArchitecture(
@@ -157,11 +156,17 @@ def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, s
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedArchitecture(f"{whole.model_type!r} is an encoder-decoder; only decoders are measured")
     config = whole.get_text_config()
+    if not isinstance(config, PreTrainedConfig):
+        raise UnknownModel(
+            f"{name!r}: its config.json is broken: {whole.model_type!r} has no text_config; fetch it again"
+        )
     for needed in ("num_hidden_layers", "num_attention_heads"):
         if not isinstance(getattr(config, needed, None), int):
             raise UnsupportedArchitecture(
                 f"{config.model_type!r} has no single {needed}, so heads cannot be told apart; see docs/adding-a-model.md"
             )
+    gate.check_resolved(config, name)
+    config.return_dict = True  # outputs are read by name
     context = getattr(config, "max_position_embeddings", None) or 1 << 30
     return Description(source, config, config.num_hidden_layers, config.num_attention_heads, context, config.model_type)
 
@@ -265,9 +270,11 @@ def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
     # transformers would make an empty tokenizer of nothing.
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise TokenizerFault(f"{name!r} has no tokenizer.json; give a folder or a hub id that has one: --tokenizer DIR")
+    gate.check_tokenizer_files(folder, name)
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            tokenizer("a 1")  # some faults show only then
     except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
         raise TokenizerFault(
             f"no tokenizer could be read from {name!r} ({_first_line(fault)}); give one with --tokenizer"
@@ -314,10 +321,7 @@ def needed_bos(tokenizer: Any, source: Source, config: Any) -> tuple[int | None,
         reasons.append(f"{family_of(config.model_type).label} models were trained with one")
     if source.notes.get("gguf", {}).get("add_bos_token"):
         reasons.append("the GGUF says add_bos_token")
-    try:
-        settings = json.loads((source.tokenizer / "tokenizer_config.json").read_text())
-    except (OSError, ValueError):
-        settings = {}  # the tokenizer itself was read, perhaps from elsewhere
+    settings = gate.check_tokenizer_files(source.tokenizer, source.name)
     if settings.get("add_bos_token") is True:
         reasons.append("tokenizer_config.json says add_bos_token")
     # Without its BOS such a model's loss on plain text more than doubles; 1.5 leaves room on either side.
@@ -350,6 +354,9 @@ def _load_layers(
     # transformers finds torchao's tensors by their saved names, so such a model is read whole and its decoder taken out.
     whole_class = head or _quantised_by(config) == "torchao"
     wanted = _wanted(weight_map, count, described.layers, head=whole_class)
+    if not wanted:
+        raise UnknownModel(f"{source.name!r}: its weights hold no tensor of a language model's layers; fetch it again")
+    _check_weights(source, wanted, config)
     choice = _dtype(dtype, device, source, wanted, config)
     slow = processor.warning(choice.compute) if device.type == "cpu" else None
     if slow is not None:
@@ -374,12 +381,12 @@ def _load_layers(
         for file in files:
             (folder / file).symlink_to(source.weight_file(file).resolve())
         if files != ["model.safetensors"]:
-            (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": wanted}))
+            (folder / gate.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": wanted}))
         for file in source.folder.glob("*.py") if trust_remote_code else ():
             (folder / file.name).symlink_to(file.resolve())
         config.save_pretrained(folder)
         # It names the tokens that end an answer, sometimes more of them than the tokenizer does.
-        if head and (source.folder / "generation_config.json").exists():
+        if head and gate.check_generation_config(source.folder, source.name):
             (folder / "generation_config.json").symlink_to((source.folder / "generation_config.json").resolve())
         with as_stored() if choice.widened else nullcontext():
             model, info = _build(source, folder, options, whole_class, step)
@@ -404,6 +411,18 @@ def _load_layers(
     if choice.widened:
         keep_narrow(model)
     return model, choice
+
+
+def _check_weights(source: Source, wanted: dict[str, str], config: Any) -> None:
+    """Every header that will be read is right, names what the index says, and is as wide as the config says."""
+    tensors: dict[str, Any] = {}
+    for file in sorted(set(wanted.values())):
+        tensors |= _header(source, file)[0]
+    if absent := sorted(wanted.keys() - tensors.keys()):
+        raise UnknownModel(
+            f"{source.name!r}: its index names {len(absent)} tensors that its files do not hold ({shown(absent[0])}); fetch it again"
+        )
+    gate.check_widths(config, tensors, source.name, packed=_quantised_by(config) is not None)
 
 
 def _quantised_by(config: Any) -> str | None:
@@ -452,13 +471,9 @@ def _text_class(config: Any, head: bool) -> Any:
 
 def _weight_map(source: Source) -> dict[str, str]:
     """Tensor name → file, from the index or from the single file's own header."""
-    index = source.folder / _INDEX
+    index = source.folder / gate.INDEX
     if index.exists():
-        try:
-            given = json.loads(index.read_text())["weight_map"]
-            return {str(key): str(file) for key, file in given.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
-            raise UnknownModel(f"{source.name!r}: its {_INDEX} is broken ({fault!r})") from None
+        return gate.read_index(index, source.name)
     name = "model.safetensors"
     return dict.fromkeys(_header(source, name)[0], name)
 
@@ -472,21 +487,7 @@ def whole_folder(source: Source) -> Path:
 
 def _header(source: Source, name: str) -> tuple[dict[str, Any], int]:
     """A safetensors file's tensors (dtype, shape, data_offsets) and where their data begin; no tensor is read."""
-    path = source.weight_file(name)
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= size - 8:
-                raise ValueError(f"its {size} bytes do not hold the header")
-            tensors: dict[str, Any] = json.loads(file.read(length))
-        tensors.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        if end != size:
-            raise ValueError(f"it is {size} bytes long, its header says {end}")
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise UnknownModel(f"{source.name!r}: {name} is broken ({fault}); fetch it again") from None
-    return tensors, 8 + length
+    return gate.read_header(source.weight_file(name), name, source.name)
 
 
 def _wanted(weight_map: dict[str, str], count: int, full: int, *, head: bool = False) -> dict[str, str]:
@@ -557,7 +558,7 @@ def fingerprint(source: Source, count: int = 1, *, head: bool = False) -> str:
         return source.gguf_sha256[:16]
     if source.revision:
         return source.revision[:16]
-    parts = [json.dumps(json.loads((source.folder / "config.json").read_text()), sort_keys=True).encode()]
+    parts = [json.dumps(gate.read_config(source.folder, source.name), sort_keys=True).encode()]
     weight_map = _weight_map(source)
     parts.append(json.dumps(weight_map, sort_keys=True).encode())
     # With the head everything is read; without it the final norm never is.

@@ -13,9 +13,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from mless import gates, limits
 from mless.errors import UnknownModel
+from mless.models.gate import read_notes
 
 #: Told in words what happens.
 Say = Callable[[str], None]
@@ -54,6 +56,10 @@ class Source:
         # The name may come from an untrusted index: it must not lead out of the folder, nor to a pickle.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UnknownModel(f"{self.name!r}: its index names {name!r}, which is no safetensors file of its folder")
+        if not name.isprintable() or len(name) > 255:
+            raise UnknownModel(
+                f"{self.name!r}: its index names {gates.shown(name)}, which is no file name; fetch it again"
+            )
         path = self.folder / name
         if self.fetch is not None and not path.exists():
             return self.fetch(name)
@@ -162,10 +168,7 @@ def _sha256(path: Path, step: Step) -> str:
     stat = path.stat()
     memo_file = cache_folder() / "gguf" / "hashes.json"
     key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    try:
-        memo: dict[str, str] = json.loads(memo_file.read_text())
-    except (OSError, ValueError):
-        memo = {}
+    memo = _hashes(memo_file)
     if key not in memo:
         digest, done = hashlib.sha256(), 0
         with path.open("rb") as file:
@@ -179,6 +182,17 @@ def _sha256(path: Path, step: Step) -> str:
         partial.write_text(json.dumps(memo, indent=1))
         partial.replace(memo_file)
     return memo[key]
+
+
+def _hashes(file: Path) -> dict[str, str]:
+    """The cached hashes; none where the file is not as mless writes it."""
+    try:
+        found: Any = gates.read_json(file, limits.CONFIG_BYTES, UnknownModel)
+    except UnknownModel:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in cast("dict[str, Any]", found).items() if isinstance(value, str)}
 
 
 def _gguf(name: str, path: Path, label: str, say: Say, step: Step, tokenizer: Path | None = None) -> Source:
@@ -202,11 +216,7 @@ def _gguf(name: str, path: Path, label: str, say: Say, step: Step, tokenizer: Pa
 
 def conversion_notes(folder: Path) -> dict[str, Any] | None:
     """The notes of a GGUF's conversion into `folder`; None where it did not finish."""
-    try:
-        notes = json.loads((folder / "mless.json").read_text())
-        return notes if isinstance(notes["gguf"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return read_notes(folder)
 
 
 def _called(notes: dict[str, Any], otherwise: str) -> str:

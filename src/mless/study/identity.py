@@ -52,6 +52,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
 
     `described` is None where the model is a server's, which is known by its name alone.
     """
+    from mless.models.gate import check_tokenizer_files
     from mless.models.loading import locate_tokenizer
 
     fields = {
@@ -64,6 +65,8 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own
+    if tokens is not None:
+        check_tokenizer_files(tokens, spec.tokenizer or spec.model)
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     files = [tokens / name for name in names] if tokens is not None else []
     tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -14,6 +16,8 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from mless.errors import BadStudy
+from mless.gates import kind_of, read_text, shown, shown_number, toml_of
+from mless.limits import STUDY_BYTES
 from mless.study.conditions import nearest
 from mless.study.showing import figure_spec
 from mless.study.spec import StudySpec
@@ -42,29 +46,23 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequen
         merged[key] = value
     path = Path(name)
     if path.suffix == ".toml":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise BadStudy(f"no study file {name!r}; `mless studies` lists those that come with mless") from None
-        except OSError as fault:
-            raise BadStudy(f"study file {name!r} cannot be read: {fault.strerror}") from None
-        except UnicodeDecodeError:
-            raise BadStudy(f"study file {name!r} is not UTF-8 text; save it as UTF-8") from None
+        if not os.path.lexists(path):
+            raise BadStudy(f"no study file {shown(name)}; `mless studies` lists those that come with mless")
+        text = read_text(path, STUDY_BYTES, lambda message: BadStudy(f"study file {shown(name)} {message}"))
         spec = _parse(text, name, merged)
         spec._source = name  # pyright: ignore[reportPrivateUsage]
         return spec
     entry = resources.files("mless") / "studies" / f"{name}.toml"
-    if "/" in name or not entry.is_file():
+    if not re.fullmatch(r"[\w.-]{1,100}", name) or not entry.is_file():
         known = list(available_studies())
-        raise BadStudy(f"no study {name!r}{nearest(name, known)}; there are: {', '.join(known)}, or give a .toml file")
+        raise BadStudy(
+            f"no study {shown(name)}{nearest(name, known)}; there are: {', '.join(known)}, or give a .toml file"
+        )
     return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
 
 
 def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
-    try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
-        raise BadStudy(f"study {source} is no valid TOML: {fault}") from None
+    fields = toml_of(text, lambda message: BadStudy(f"study {source} {message}"))
     fields.setdefault("name", Path(source).stem)
     as_written = validated(fields, source)
     if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
@@ -106,8 +104,15 @@ def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
         ):  # a rule of the whole table, which says what it got
             raise BadStudy(f"study {source}, [{where}]: {message}") from None
         raise BadStudy(
-            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {first.get('input')!r}"
+            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {_as_given(first.get('input'))}"
         ) from None
+
+
+def _as_given(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return shown_number(value)
+    # A refused list or table may hold a number that Python does not write out.
+    return repr(value)[:200] if isinstance(value, str | float | bool | None) else kind_of(value)
 
 
 def _fields(tables: Sequence[str]) -> list[str]:
@@ -140,7 +145,7 @@ def _read_set(text: str) -> tuple[str, Any]:
     kind = _annotation(key.strip().split("."))
     try:
         read = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value  # a bare word is text, so that --set data=bundled needs no quotes
     if (kind is str or get_origin(kind) is Literal) and not isinstance(read, str):
         return key.strip(), value  # --set layers=1 and --set filler=0 mean the text

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,9 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from mless import tasks
+from mless import limits, tasks
 from mless.engines import ENGINES, Decoding
 from mless.errors import BadStudy
+from mless.limits import Limit
 from mless.prompting import SYSTEM_TEXT
 from mless.registry import Registry
 from mless.results.figure_kinds import FIGURES
@@ -34,7 +36,9 @@ from mless.values import (
     pick_item,
 )
 
-_FORBID = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)  # layers = 1 means "1"
+_FORBID = ConfigDict(
+    extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False
+)  # layers = 1 means "1"
 
 
 def _split_names(value: Any) -> Any:
@@ -62,12 +66,32 @@ def _split_shares(value: Any) -> Any:
     return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _at_most(limit: Limit) -> AfterValidator:
+    """A number, or the length of a text or list, within its limit."""
+
+    def check(value: Any) -> Any:
+        size = len(value) if isinstance(value, str | list | dict) else value
+        if size is not None and size > limit.value:
+            raise ValueError(f"expected {limit}")
+        return value
+
+    return AfterValidator(check)
+
+
 #: The system text of an accuracy study whose items are sums; all others get the published text.
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 #: And of one whose items are answered with code.
 PROGRAMMER = "Complete the Python function. Reply with the whole function in one fenced code block."
-Names = Annotated[list[str], BeforeValidator(_split_names)]
-Shares = Annotated[list[float], BeforeValidator(_split_shares)]
+Names = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.DATA_ROWS)]
+Conditions = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.CONDITIONS)]
+Name = Annotated[str, _at_most(limits.NAME)]
+Text = Annotated[str, _at_most(limits.TEXT)]
+Filler = Annotated[str, _at_most(limits.FILLER_TEXT)]
+Length = Annotated[int, _at_most(limits.FILLER)]
+Samples = Annotated[int, _at_most(limits.SAMPLES)]
+Rows = Annotated[int, _at_most(limits.ROWS_AT_ONCE)]
+Seed = Annotated[int, _at_most(limits.SEED)]
+Shares = Annotated[list[float], BeforeValidator(_split_shares), _at_most(limits.CONDITIONS)]
 
 
 def _known(table: Registry[Any], name: str) -> None:
@@ -92,7 +116,7 @@ class ArmTable(BaseModel):
     layers: Annotated[list[int], BeforeValidator(_split_numbers)] | None = None  # numbered from 1
     scope: Literal["token", "sequence", "tensor"] | None = None
     rule: str | None = None  # a name in `arm_rules.ARM_RULES`
-    seed: int | None = None
+    seed: Seed | None = None
 
     @model_serializer(mode="wrap")
     def _without_an_unset_variant(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -149,9 +173,9 @@ class TuneTable(BaseModel):
     layers: Names = []  # alternatives: "1", "2", "1-3" and "1+5" are four of them
     p_min: Shares = []
     p_max: Shares = []
-    settings: list[ArmTable] = []  # further ones, each given in full
+    settings: Annotated[list[ArmTable], _at_most(limits.CONDITIONS)] = []  # further ones, each given in full
     method: Literal["halving", "grid"] = "halving"
-    rungs: int = Field(default=3, ge=1)  # of halving; each has twice the dev items of the one before
+    rungs: int = Field(default=3, ge=1, le=30)  # of halving; each has twice the dev items of the one before
     dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose on
     transfer: Names = []  # other data, on which the chosen setting is then tried
 
@@ -161,13 +185,13 @@ class ConditionTable(BaseModel):
 
     model_config = _FORBID
     kind: str | None = None  # repeat; none where another system text or question is all there is
-    filler: str | None = None
-    length: int | None = None
+    filler: Filler | None = None
+    length: Length | None = None
     placement: Placement | None = None
     hidden: bool = False
-    system: str | None = None
-    question: str | None = None
-    samples: int | None = Field(default=None, ge=1)
+    system: Text | None = None
+    question: Text | None = None
+    samples: Samples | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     again: bool = False
     arm: ArmTable | None = None
@@ -211,16 +235,16 @@ class AccuracyTable(BaseModel):
     model_config = _FORBID
     engine: str = "hf"
     mode: Literal["row-stable", "batch-invariant"] = "row-stable"
-    slots: int | None = Field(
+    slots: Rows | None = Field(
         default=None, ge=1
     )  # rows computed at once; results depend on it; chosen by device where not given
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: Annotated[int, _at_most(limits.NEW_TOKENS)] = Field(default=256, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    samples: int = Field(default=1, ge=1)
+    top_k: Annotated[int, _at_most(limits.WIDTH)] = Field(default=0, ge=0)
+    samples: Samples = Field(default=1, ge=1)
     again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
-    stop: list[str] = []
+    stop: Annotated[list[str], _at_most(limits.CONDITIONS)] = []
     k: Annotated[list[int], BeforeValidator(_split_numbers)] = [1]  # pass@k and maj@k
     rules: Names | None = None  # answer extraction, first to last; the task's own where not given
     grader: str = tasks.DEFAULT_GRADER  # what judges an answer against its reference
@@ -231,9 +255,9 @@ class AccuracyTable(BaseModel):
     dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
     script: str | None = None  # the scripted engine's file of answers
     base_url: str | None = None  # the openai engine's server
-    concurrency: int = Field(default=8, ge=1)
-    timeout: float = Field(default=120.0, gt=0)
-    retries: int = Field(default=6, ge=0)
+    concurrency: Annotated[int, _at_most(limits.CONNECTIONS)] = Field(default=8, ge=1)
+    timeout: Annotated[float, _at_most(limits.SECONDS)] = Field(default=120.0, gt=0)
+    retries: Annotated[int, _at_most(limits.RETRIES)] = Field(default=6, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> AccuracyTable:
@@ -277,32 +301,32 @@ class StudySpec(BaseModel):
     """Every field has a default and can be changed with ``--set field=value``."""
 
     model_config = _FORBID
-    name: str
+    name: Name
     title: str = ""
     model: str = "smollm2"
     tokenizer: str | None = None
     data: str = "bundled"
     question_field: str | None = None
     answer_field: str | None = None
-    limit: int | None = Field(default=None, ge=1)
+    limit: Annotated[int, _at_most(limits.ITEMS)] | None = Field(default=None, ge=1)
     only: Names = []  # ids of the items to take; all unless given
     prompt: Literal["auto", "chat", "raw"] = "auto"
-    system: str = SYSTEM_TEXT
-    conditions: Names = ["none", "mless", "mful", "random"]
+    system: Text = SYSTEM_TEXT
+    conditions: Conditions = ["none", "mless", "mful", "random"]
     primary: str | None = None  # of answers: the condition that is tested alone, the others by Holm among themselves
     condition: dict[str, ConditionTable] = {}
-    filler: str = " /"
-    meaningful: str = " he"
-    length: int = Field(default=55, ge=1)
+    filler: Filler = " /"
+    meaningful: Filler = " he"
+    length: Length = Field(default=55, ge=1)
     placement: Placement = "before-question"
     layers: str = "all"
     heads: str = "all"
-    seed: int = Field(default=0, ge=0)
-    batch_size: int = Field(default=1, ge=1)
+    seed: Seed = Field(default=0, ge=0)
+    batch_size: Rows = Field(default=1, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     margins: MarginTable = MarginTable()
-    flips: int = Field(default=100_000, ge=100_000)
+    flips: Annotated[int, _at_most(limits.FLIPS)] = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
     arm: ArmTable = ArmTable()
     accuracy: AccuracyTable | None = None

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -17,7 +18,10 @@ from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, cast
 
+from mless import gates, limits
 from mless.errors import BadData
+from mless.gates import kind_of as _kind
+from mless.gates import shown as _shown
 from mless.tasks.generating import arithmetic
 from mless.tasks.grading.by_tests import PROBLEM_FIELDS
 from mless.values import Item
@@ -70,8 +74,7 @@ def load_items(
     the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has been checked. `seed`
     is for generated questions. Items with the same value in `cluster_field` are related.
     """
-    if limit is not None and limit < 1:
-        raise BadData(f"limit must be at least 1 item, got {limit}")
+    gates.check_count(limit, "limit", limits.ITEMS, BadData)
     if source == "bundled":
         name, items = "bundled", _items(_bundled_rows(), "bundled", question_field, answer_field, cluster_field)
     elif source == "arithmetic" or source.startswith("arithmetic:"):
@@ -227,46 +230,26 @@ def _rows(file: _DataFile) -> list[_Row]:
         rows = {".json": _json_rows, ".csv": _csv}.get(suffix, _jsonl)(text, where)
     if not rows:
         raise BadData(f"{where} has no rows; expected one per question")
+    gates.check_count(len(rows), f"{where}: rows", limits.DATA_ROWS, BadData)
     return rows
 
 
+def _refusing(where: str, way: str = "") -> gates.Refuse:
+    return lambda message: BadData(f"{where} {message}{way}")
+
+
 def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise BadData(f"{_shown(path)} is not there; fetch it, or remove its entry from the manifest") from None
-    except OSError as fault:
-        raise BadData(f"cannot read {_shown(path)}: {fault.strerror}; check its permissions") from None
+    if not os.path.lexists(path):
+        raise BadData(f"{_shown(path)} is not there; fetch it, or remove its entry from the manifest")
+    return gates.read_bytes(path, limits.DATA_BYTES, _refusing(_shown(path), "; give a data file that can be read"))
 
 
 def _text(raw: bytes, where: str) -> str:
-    raw = raw.removeprefix(b"\xef\xbb\xbf")  # spreadsheets put a byte order mark before CSV
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as fault:
-        line = raw.count(b"\n", 0, fault.start) + 1
-        raise BadData(
-            f"{where} line {line}: byte 0x{raw[fault.start]:02x} is not UTF-8; save the file as UTF-8"
-        ) from None
+    return gates.text_of(raw, _refusing(where))  # spreadsheets put a byte order mark before CSV, which is left out
 
 
 def _json(text: str, where: str, line: int | None = None) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as fault:
-        place = f"line {line or fault.lineno}"
-        hint = ""
-        if fault.msg == "Extra data":
-            hint = (
-                "; one object per line belongs into a .jsonl file"
-                if line is None
-                else "; one object per line is expected"
-            )
-        raise BadData(f"{where} {place}: broken JSON: {fault.msg} (column {fault.colno}){hint}") from None
-    except (ValueError, RecursionError) as fault:
-        # An integer of thousands of digits, or endless nesting; Python's own message for the first is very long.
-        cause = "nested too deeply" if isinstance(fault, RecursionError) else "a number has too many digits"
-        raise BadData(f"{where} line {line or 1}: broken JSON: {cause}") from None
+    return gates.json_of(text, _refusing(where), where=None if line is None else f"line {line}")
 
 
 def _jsonl(text: str, where: str) -> list[_Row]:
@@ -332,10 +315,16 @@ def _parquet(raw: bytes, where: str) -> list[_Row]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(pa.BufferReader(raw)).read()
+        file = pq.ParquetFile(pa.BufferReader(raw))
+        # A few bytes may stand for any number of equal rows, so these are counted before they are made.
+        gates.check_count(file.metadata.num_rows, f"{where}: rows", limits.DATA_ROWS, BadData, least=0)
+        size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
+        gates.check_count(size, f"{where}: bytes when unpacked", limits.DATA_BYTES, BadData, least=0)
+        table = file.read()
         _refuse_repeated(table.column_names, where)
         rows = cast("list[dict[str, Any]]", table.to_pylist())
-    except (pa.ArrowException, OSError, ValueError) as fault:
+    # pyarrow raises other errors for values that Python has no room for, such as times far away.
+    except (pa.ArrowException, OSError, ValueError, ArithmeticError, TypeError, LookupError) as fault:
         cause = (str(fault).splitlines() or [type(fault).__name__])[0]
         raise BadData(f"{where} cannot be read as Parquet: {ascii(cause)[1:-1]}; write or fetch it again") from None
     return [_Row(f"row {number}", fields) for number, fields in enumerate(rows, 1)]
@@ -369,20 +358,12 @@ def _items(
                 f"{at}: no field {_shown(wanted) if wanted is not None else ' or '.join(QUESTION_FIELDS)}; "
                 f"fields there: {_listed(row.fields)}; say --question-field NAME"
             )
-        question = row.fields[question_name]
-        if not isinstance(question, str):
-            raise BadData(f"{at}: {_shown(question_name)} is not text but {_kind(question)}; say --question-field NAME")
-        if not question.strip():
-            raise BadData(f"{at}: {_shown(question_name)} is empty; fill it in, or remove the row")
+        question = _question(row.fields[question_name], question_name, at)
         if answer_field is not None and answer_name not in row.fields:
             raise BadData(
                 f"{at}: no field {_shown(answer_field)}; fields there: {_listed(row.fields)}; say --answer-field NAME"
             )
-        answer = row.fields.get(answer_name) if answer_name is not None else _tests_of(row.fields)
-        if answer is not None and (isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal))):
-            raise BadData(
-                f"{at}: {_shown(answer_name)} is neither text nor number but {_kind(answer)}; say --answer-field NAME"
-            )
+        answer = _answer(row.fields.get(answer_name), answer_name, at) if answer_name is not None else _tests_of(row.fields)
         own_id = row.fields.get(id_name) if id_name is not None else None
         if isinstance(own_id, (dict, list)):
             raise BadData(f"{at}: {_shown(id_name)} is neither text nor number but {_kind(own_id)}; give a plain id")
@@ -396,7 +377,7 @@ def _items(
         item = Item(
             id,
             question,
-            None if answer is None or answer == "" else str(answer),
+            answer,
             None if cluster is None else str(cluster),
         )
         _refuse_surrogates(item, at)
@@ -411,6 +392,28 @@ def _tests_of(fields: Mapping[str, Any]) -> str | None:
     """A problem that is answered with code and judged by its own tests, as HumanEval has them; None where it is no such problem."""
     found = {name: fields.get(name) for name in PROBLEM_FIELDS}
     return json.dumps(found) if all(isinstance(value, str) for value in found.values()) else None
+
+
+def _question(value: Any, name: str, at: str) -> str:
+    if not isinstance(value, str):
+        raise BadData(f"{at}: {_shown(name)} is not text but {_kind(value)}; say --question-field NAME")
+    if len(value) > limits.QUESTION.value:
+        raise BadData(
+            f"{at}: {_shown(name)} has {len(value):,} characters; expected {limits.QUESTION}; shorten it, or remove the row"
+        )
+    if not value.strip():
+        raise BadData(f"{at}: {_shown(name)} is empty; fill it in, or remove the row")
+    return value
+
+
+def _answer(value: Any, name: str, at: str) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
+        raise BadData(f"{at}: {_shown(name)} is neither text nor number but {_kind(value)}; say --answer-field NAME")
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
+        raise BadData(f"{at}: {_shown(name)} is {value}, which is no answer; write a number or text")
+    return str(value)
 
 
 def _choose(wanted: Iterable[str | None], names: list[str]) -> str | None:
@@ -429,19 +432,6 @@ def _refuse_surrogates(item: Item, at: str) -> None:
     for text in (item.id, item.question, item.answer or ""):
         if half := re.search("[\ud800-\udfff]", text):
             raise BadData(f"{at}: {half[0]!r} is half a character (a lone surrogate), not text; remove or replace it")
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value), type(value).__name__)
-
-
-def _shown(text: object) -> str:
-    """Quoted for a message: on one line, control characters escaped, and never long."""
-    words = str(text)
-    return repr(words if len(words) <= 200 else f"{words[:99]}…{words[-99:]}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -11,6 +11,8 @@ from mless import stats, tasks
 from mless.engines import ENGINES
 from mless.engines.base import Request
 from mless.errors import BadData, BadStudy
+from mless.gates import check_count
+from mless.limits import ANSWERS
 from mless.prompting import build_messages, shared_beginning
 from mless.study.bench import Bench
 from mless.study.identity import digest
@@ -101,6 +103,10 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
     """Refuse what cannot be compared, before any answer is drawn."""
     kind = ENGINES.get(settings.engine)
     controls = [condition for condition in conditions if condition.again]
+    if all(condition.name == "none" or condition.again for condition in conditions):
+        raise BadStudy(
+            "answers are compared with those of none, and no other condition is asked for; add one, as --conditions none,mless"
+        )
     if len(controls) > 1:
         raise BadStudy(
             f"one A/A control expected, got {', '.join(one.name for one in controls)}; leave out all but one, none-again with "
@@ -128,6 +134,12 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
                 f"condition {condition.name!r}: {samples} samples at temperature 0 are all the same answer; give it a temperature above 0, as "
                 f"--set condition.{condition.name}.temperature=0.7"
             )
+
+
+def check_amount(conditions: Sequence[Condition], items: Sequence[Item], settings: AccuracyTable) -> None:
+    """Refuse more answers than fit into memory, before any is asked for."""
+    asked = len(items) * sum(samples_of(settings, condition) for condition in conditions)
+    check_count(asked, "answers, items × conditions × samples", ANSWERS, BadStudy)
 
 
 def check_split(items: Sequence[Item], settings: AccuracyTable, seed: int) -> None:

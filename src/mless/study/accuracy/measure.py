@@ -60,6 +60,7 @@ class AccuracyMeasurement(Measurement):
     def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
         asking.check_conditions(conditions, self.settings)
         asking.check_answers(items, self.spec)
+        asking.check_amount(conditions, items, self.settings)
         if self.settings.dev_share:
             asking.check_split(items, self.settings, self.spec.seed)
 
