@@ -756,3 +756,17 @@ def test_what_is_recorded_of_it(llama: LoadedModel) -> None:
         "transformers": transformers.__version__,
         "promise": "same tokens for any number of live rows, any order and after a resume, with 4 slots",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"slots": 0}, "slots: expected at least 1, got 0"),
+        ({"slots": -1}, "slots: expected at least 1"),
+        ({"slots": 10**18}, "at most 65,536 rows"),
+        ({"mode": "evil"}, "no mode 'evil' of decoding; there are: row-stable, batch-invariant"),
+    ],
+)
+def test_slots_and_modes_that_there_are_not(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadStudy, match=why):
+        HfEngine(answering("llama"), length=16, **given)

@@ -101,7 +101,7 @@ def test_an_index_leads_to_no_pickle_and_not_out_of_its_folder(tmp_path: Path, n
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "config.json is broken"), ("[]", "an object was expected"), ('{"model_type": "llama", "hidden_size": "many"}', "hidden_size")],
+    [("{", "config.json is broken"), ("[]", "should hold an object"), ('{"model_type": "llama", "hidden_size": "many"}', "hidden_size")],
 )  # fmt: skip
 def test_a_broken_config_is_named(tmp_path: Path, content: str, said: str) -> None:
     folder = save_model(tmp_path / "tiny")

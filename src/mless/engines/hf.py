@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -89,13 +89,13 @@ class HfEngine:
         length: int,
         slots: int | None = None,
         most: int | None = None,
-        mode: Mode = "row-stable",
+        mode: str = "row-stable",
     ) -> None:
         if mode not in get_args(Mode):
             raise BadStudy(f"no mode {mode!r} of decoding; there are: {', '.join(get_args(Mode))}")
         check_count(slots, "slots", limits.ROWS_AT_ONCE, BadStudy)
         self._model = model
-        self._mode: Mode = mode
+        self._mode: Mode = cast("Mode", mode)
         self.length = math.ceil(length / BUCKET) * BUCKET
         self.slots = slots or max(default_slots(model, self.length, most), BLOCK if mode == "batch-invariant" else 1)
         if mode == "batch-invariant" and self.slots % BLOCK:

@@ -211,7 +211,7 @@ def read_header(path: Path, file_name: str, name: str) -> tuple[dict[str, Any], 
     """A safetensors file's tensors (dtype, shape, data_offsets) and where their data begin; no tensor is read."""
 
     def refuse(message: str) -> UnknownModel:
-        return UnknownModel(f"{shown(name)}: {shown(file_name)} is broken ({message}); fetch it again")
+        return UnknownModel(f"{shown(name)}: {file_name} is broken ({message}); fetch it again")
 
     gates.check_file(path, Limit("", 1 << 62, "bytes", ""), refuse)
     size = path.stat().st_size

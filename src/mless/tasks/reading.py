@@ -363,7 +363,9 @@ def _items(
             raise BadData(
                 f"{at}: no field {_shown(answer_field)}; fields there: {_listed(row.fields)}; say --answer-field NAME"
             )
-        answer = _answer(row.fields.get(answer_name), answer_name, at) if answer_name is not None else _tests_of(row.fields)
+        answer = (
+            _answer(row.fields.get(answer_name), answer_name, at) if answer_name is not None else _tests_of(row.fields)
+        )
         own_id = row.fields.get(id_name) if id_name is not None else None
         if isinstance(own_id, (dict, list)):
             raise BadData(f"{at}: {_shown(id_name)} is neither text nor number but {_kind(own_id)}; give a plain id")

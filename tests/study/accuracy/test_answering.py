@@ -675,7 +675,7 @@ def test_a_strangers_study_file_does_not_get_the_key(
     server = loopback(lambda asked: completion("So it is 4."))
     file = tmp_path / "given.toml"
     file.write_text(
-        f'model = "served"\ndata = "{sums}"\nconditions = ["none"]\n[accuracy]\nengine = "openai"\nbase_url = "{server.url}"\nagain = false\n'
+        f'model = "served"\ndata = "{sums}"\nconditions = ["none", "mless"]\n[accuracy]\nengine = "openai"\nbase_url = "{server.url}"\nagain = false\n'
     )
     with pytest.raises(EngineFault, match=rf"only the study file names the server {server.url}.*--base-url"):
         run_study(load_study(str(file)), tmp_path / "r")
@@ -1342,3 +1342,20 @@ def test_arm_that_cannot_be_is_refused_before_a_model_is_loaded(
     with pytest.raises(BadStudy, match=words):
         run_study(spec, tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+def test_none_alone_is_refused_before_an_answer_is_drawn(sums: Path, tmp_path: Path) -> None:
+    spec = load_study("accuracy", {"data": str(sums), "conditions": "none", "model": "absent"})
+    with pytest.raises(BadStudy, match=r"no other condition is asked for; add one, as --conditions none,mless"):
+        run_study(spec, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_more_answers_than_memory_holds_are_refused(sums: Path, tmp_path: Path) -> None:
+    changes = {"data": str(sums), "accuracy.samples": 10_000, "accuracy.temperature": 1.0, "model": "absent"}
+    named = {f"condition.c{n}.filler": " /" for n in range(900)}
+    spec = load_study("accuracy", {**changes, **named, "conditions": ["none", *(f"c{n}" for n in range(900))]})
+    with pytest.raises(
+        BadStudy, match=r"items × conditions × samples: expected at most 10,000,000 answers \(limit answers"
+    ):
+        run_study(spec, tmp_path / "r")
