@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mless import __version__
+from mless.cli.command_doctor import doctor
 from mless.cli.command_figure import figure
 from mless.cli.command_import import import_
 from mless.cli.command_models import models
@@ -41,6 +42,7 @@ _COMMANDS = {
     "import": import_,
     "studies": studies,
     "models": models,
+    "doctor": doctor,
 }
 
 app = typer.Typer(
@@ -102,7 +104,11 @@ def _exit_code() -> int:
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
             return _failed(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-        return _failed("this is a defect of mless; please report it with what is printed above", 1, fault)
+        return _failed(
+            "this is a defect of mless; please report it with what is printed above and with what `mless doctor` prints",
+            1,
+            fault,
+        )
 
 
 def _failed(message: str, code: int, fault: Exception | None = None) -> int:
