@@ -6,13 +6,14 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
 
 from mless.results.folder import ResultFolder
 from mless.results.schemas import REPLIES
-from mless.study.identity import slug
+from mless.study.identity import unit_name
 from mless.study.kinds import MEASUREMENTS
 
 
@@ -25,7 +26,7 @@ def put_units_back(path: Path) -> None:
     answers = None if merged else folder.read_table("answers", columns=REPLIES.names)
     places = [(condition, number) for condition in about["conditions"] for number in range(len(about["items"]))]
     for at, (condition, number) in enumerate(places):
-        key = f"{slug(condition)}-{number + 1:05d}"
+        key = unit_name(condition, number)
         found = {table: folder.read_part(table, at, len(places)) for table in merged}
         if answers is not None:
             mine = (pc.field("condition") == condition) & (pc.field("item") == about["items"][number])
@@ -43,9 +44,24 @@ def not_finished(path: Path) -> ResultFolder:
     """Take away the tables of a folder that has units."""
     for table in path.glob("*.parquet"):
         table.unlink()
-    about = json.loads((path / "study.json").read_text())
-    (path / "study.json").write_text(json.dumps(about | {"complete": False}))
+    with about_changed(path) as about:
+        about["complete"] = False
+        about.pop("tables", None)
     return ResultFolder(path)
+
+
+@contextmanager
+def about_changed(path: Path, *, number: int | None = None) -> Generator[dict[str, Any]]:
+    """What a folder's study.json says, to be changed and written as mless writes it; with `number` as an older format, without checksums."""
+    about = ResultFolder(path).manifest()
+    assert about is not None
+    yield about
+    if number is None:
+        ResultFolder(path).write_manifest(about)
+    else:
+        for newer in ("tables", "tables_next"):
+            about.pop(newer, None)
+        (path / "study.json").write_text(json.dumps(about | {"format": number}))
 
 
 @contextmanager

@@ -337,12 +337,12 @@ def write_tuning(
         name: asdict(Condition(name, "none", arm=arm)) for name, (arm, _, _) in zip(names, tried, strict=True)
     }
     about = {"chosen": "s1", "tried": len(tried), "rungs": [40] * rungs, "dev": ["a"], "test": ["b"], "transfer": {}}
+    folder.write_table("tuning", pa.Table.from_pylist(rows, schema=TUNING))
+    folder.write_table("tuned", pa.Table.from_pylist(tuned, schema=ACCURACY))
     folder.write_manifest(
         {
             "measures": "tune", "complete": complete, "study": {"name": "tune", "accuracy": {}}, "task": task, "model": {"label": label},
             "conditions": conditions, "items": ["a", "b"], "tuning": about,
         }
     )  # fmt: skip
-    folder.write_table("tuning", pa.Table.from_pylist(rows, schema=TUNING))
-    folder.write_table("tuned", pa.Table.from_pylist(tuned, schema=ACCURACY))
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from matplotlib.patches import StepPatch
 from matplotlib.text import Text
 from PIL import Image
 
+from interrupted import about_changed
 from mless.errors import BadFolder, BadStudy
 from mless.figures import draw, style
 from mless.figures.activations import draw_activations, draw_classes
@@ -150,8 +150,8 @@ def test_a_layer_that_was_not_measured(folder: Path, spec: FigureSpec) -> None:
 def test_a_layer_that_was_left_out(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "one"
     shutil.copytree(folder, other)
-    about = json.loads((other / "study.json").read_text())
-    (other / "study.json").write_text(json.dumps(about | {"layers": [1]}))
+    with about_changed(other) as about:
+        about["layers"] = [1]
     with pytest.raises(BadStudy, match=r"layer 2 was not measured in .*: it holds layers 1; .*--layers 2"):
         draw(FIG4, [other], layer=2)
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import mless
+from interrupted import about_changed
 from mless import redistribution
 from mless.engines.base import Decoding, Request
 from mless.engines.hf import HfEngine
@@ -385,7 +386,7 @@ def test_a_study_records_it_and_is_resumed_by_the_name_of_the_dtype(
     assert device["processor"]["bfloat16"] is None
     monkeypatch.setattr(processor, "here", lambda: UNITS)
     (tmp_path / "out" / "retained.parquet").unlink()
-    about = json.loads((tmp_path / "out" / "study.json").read_text()) | {"complete": False}
-    (tmp_path / "out" / "study.json").write_text(json.dumps(about))
+    with about_changed(tmp_path / "out") as about:
+        about["complete"] = False
     with pytest.raises(mless.MlessError, match="it differs in dtype in use; choose another --out"):
         mless.run("quick", **asked)

@@ -119,7 +119,9 @@ def test_a_corrupted_unit_is_named(folder: ResultFolder) -> None:
     folder.write_unit({"t": table(2)}, "bad")
     path = folder.unit_path("t", "bad")
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BadFolder, match=r"unit .*bad\.parquet cannot be read .*; remove that file and run again"):
+    with pytest.raises(
+        BadFolder, match=r"unit .*bad\.parquet is refused: .*; run the same command again, and it is measured"
+    ):
         folder.merge("t", ["good", "bad"])
     assert [entry.name for entry in folder.path.iterdir()] == ["units"]
 
@@ -153,7 +155,7 @@ def test_a_merged_table_is_read_unit_by_unit(folder: ResultFolder) -> None:
     with pytest.raises(BadFolder, match=r"t\.parquet has 4 parts where its study has 5 units; .*another --out"):
         folder.read_part("t", 0, 5)
     (folder.path / "t.parquet").write_bytes(b"PAR1 broken")
-    with pytest.raises(BadFolder, match=r"t\.parquet cannot be read .*; remove it and run the study again"):
+    with pytest.raises(BadFolder, match=r"t\.parquet is damaged.*checksum is not the one in study\.json; restore it"):
         folder.read_part("t", 0, 4)
 
 

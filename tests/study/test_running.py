@@ -17,10 +17,10 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
 import mless
-from interrupted import put_units_back, take_apart
+from interrupted import about_changed, put_units_back, take_apart
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
-from mless.results.folder import FORMAT, ResultFolder
+from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.identity import digest
 from spelling import CHATML, model_folder
@@ -474,7 +474,7 @@ def test_other_margins_and_flips_need_no_model(
 def about_of(folder: Path) -> dict[str, Any]:
     """What study.json says, but for what differs between any two runs."""
     about = json.loads((folder / "study.json").read_text())
-    del about["timings"]
+    del about["timings"], about["sha256"]
     about["command"].remove(str(folder))
     return about
 
@@ -534,11 +534,9 @@ def test_a_folder_of_before_is_judged_anew_too(
     """Its study.json has margins among what must agree, and no digest of how it was judged."""
     out = tmp_path / "r"
     shutil.copytree(plain, out)
-    put_units_back(out)
-    about = json.loads((out / "study.json").read_text())
-    del about["analysis"]
-    about["identity"] |= {name: digest(about["study"][name]) for name in ("margins", "flips")}
-    (out / "study.json").write_text(json.dumps(about))
+    with about_changed(out) as about:
+        del about["analysis"]
+        about["identity"] |= {name: digest(about["study"][name]) for name in ("margins", "flips")}
     monkeypatch.setattr("mless.models.load", unwanted)
     assert run_tiny(tiny, out) == Outcome(out, 0, 6, fresh=False)
     assert run_tiny(tiny, out, **NARROW) == Outcome(out, 0, 6)
@@ -690,24 +688,29 @@ def test_positions_alone_are_a_condition(tiny: Path, tmp_path: Path) -> None:
 
 def as_of_format_1(folder: Path, placement: str | None = None) -> None:
     """A finished folder as an older mless has left it."""
-    put_units_back(folder)
-    about = json.loads((folder / "study.json").read_text())
-    about["format"] = 1
-    del about["analysis"]  # which studies of attention did not have
-    if placement is not None:
-        about["study"]["placement"] = placement
-        about["conditions"]["mless"]["placement"] = placement
-        about["identity"]["placement"] = digest(placement)
-    (folder / "study.json").write_text(json.dumps(about))
+    with about_changed(folder, number=1) as about:
+        del about["analysis"]  # which studies of attention did not have
+        if placement is not None:
+            about["study"]["placement"] = placement
+            about["conditions"]["mless"]["placement"] = placement
+            about["identity"]["placement"] = digest(placement)
 
 
-def test_an_older_folder_with_the_same_prompts_is_taken_over(tiny: Path, tmp_path: Path) -> None:
+OLDER = r"made by an older mless \(format 1\), which stored no checksums .* still open, but it is not continued .*another --out"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_older_folder_opens_but_is_not_continued(tiny: Path, tmp_path: Path, finished: bool) -> None:
     run_tiny(tiny, tmp_path / "out")
-    before = tables_of(tmp_path / "out")
+    lines = verdict_lines(tmp_path / "out")
     as_of_format_1(tmp_path / "out")
-    assert run_tiny(tiny, tmp_path / "out").computed == 0
-    assert tables_of(tmp_path / "out") == before
-    assert json.loads((tmp_path / "out" / "study.json").read_text())["format"] == FORMAT
+    assert verdict_lines(tmp_path / "out") == lines
+    if not finished:
+        (tmp_path / "out" / "attention.parquet").unlink()
+    before = tables_of(tmp_path / "out") if finished else None
+    with pytest.raises(BadFolder, match=OLDER):
+        run_tiny(tiny, tmp_path / "out")
+    assert before is None or tables_of(tmp_path / "out") == before
 
 
 def test_an_older_folder_whose_end_was_before_the_answer_is_not_mixed_in(tmp_path: Path) -> None:
@@ -717,10 +720,8 @@ def test_an_older_folder_whose_end_was_before_the_answer_is_not_mixed_in(tmp_pat
     as_of_format_1(out, "end")
     assert (ResultFolder(out).manifest() or {})["conditions"]["mless"]["placement"] == "before-answer"
     assert any(line.startswith("mless (5 × ' /', before-answer)") for line in verdict_lines(out))
-    with pytest.raises(BadFolder, match="it differs in placement; choose another --out"):
+    with pytest.raises(BadFolder, match=OLDER):
         run_tiny(model, out, prompt="chat", placement="end")
-    # The command that it shows, in today's words, finds everything there.
-    assert run_tiny(model, out, prompt="chat", placement="before-answer").computed == 0
 
 
 def test_a_question_nobody_later_sees_is_undecided(tiny: Path, tmp_path: Path) -> None:
@@ -796,9 +797,8 @@ def test_units_made_under_other_circumstances_are_not_mixed_in(folder: Path, tmp
     copy = tmp_path / "interrupted"
     shutil.copytree(folder, copy)
     take_apart(copy)
-    about = json.loads((copy / "study.json").read_text())
-    about["identity"][what] = "something else"
-    (copy / "study.json").write_text(json.dumps(about))
+    with about_changed(copy) as about:
+        about["identity"][what] = "something else"
     before = sorted(path.name for path in copy.rglob("*"))
     with pytest.raises(BadFolder, match=rf"it differs in {what}; choose another --out"):
         run_study(load_study("quick", SMALL), copy)

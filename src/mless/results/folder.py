@@ -5,6 +5,7 @@ A unit exists whole or not at all (temporary name, sync, rename), so a killed ru
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,19 +17,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mless.errors import BadFolder
+from mless.results import sealing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: The file contract's number; a folder with a higher one was made by a newer mless. Since 2 placement `end` is the end of the user's turn,
-#: and raw prompts have a token boundary before the line break.
-FORMAT = 2
+#: and raw prompts have a token boundary before the line break. Since 3 units, tables and study.json have checksums, and weights are known by
+#: all of their bytes.
+FORMAT = 3
+#: Folders from this format on have checksums. Older ones open without.
+SEALED = 3
 
-_LOCK = ".lock"
+_LOCK, _ASIDE = ".lock", "set-aside"
+_TABLES, _NEXT = "tables", "tables_next"
+_WAY_OUT = "restore it from a copy, or remove it and run the same command again"
+_CHECKED = sealing.Checked()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Whole or not at all, and on the disk before the name appears."""
+    with _refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, content)
+
+
+def _write(path: Path, content: bytes) -> None:
     with _refusals(path), _partial(path) as partial:
         with partial.open("wb") as file:
             file.write(content)
@@ -40,7 +54,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextmanager
 def _partial(path: Path) -> Generator[Path]:
     """A file beside `path` to write to; gone afterwards unless it was renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
     os.close(handle)
     try:
@@ -73,16 +86,9 @@ def _publish(partial: Path, path: Path) -> None:
 
 
 def _is_trace(entry: Path) -> bool:
-    return entry.name == _LOCK or (entry.name.startswith(".") and entry.name.endswith(".partial"))
-
-
-def _encode(table: pa.Table) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    if entry.name == "units" and entry.is_dir():
+        return all(file.suffix in (".parquet", ".partial") for file in entry.rglob("*") if not file.is_dir())
+    return entry.name in (_LOCK, _ASIDE) or (entry.name.startswith(".") and entry.name.endswith(".partial"))
 
 
 def _with_todays_names(content: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +115,12 @@ class ResultFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._study: str | None = None
+        #: Digests of the tables that this object has written.
+        self._written: dict[str, str] = {}
+        self._lock: int | None = None
+        #: Whether study.json was read or written, so that it must be there.
+        self._begun = False
 
     # ---- provenance
 
@@ -134,16 +146,37 @@ class ResultFolder:
                 f"{self.path} was made by a newer mless ({content.get('mless', 'unknown')}, format {content['format']}); this one reads "
                 f"format {FORMAT}: upgrade mless, or choose another --out"
             )
+        stated = content.pop(sealing.OWN_DIGEST, None)
+        # One flipped bit can change the format's number or this field, never both.
+        if (stated is not None or content["format"] >= SEALED) and stated != sealing.digest_of(content):
+            raise BadFolder(
+                f"{file} is damaged, or was changed by hand: its checksum does not match its content; restore it from a copy, or remove the "
+                "folder and run the study again"
+            )
+        self._begun = True
         return _with_todays_names(content)
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
-        text = json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False)
-        write_atomically(self.path / "study.json", text.encode())
+        """Write study.json, with the digests of the tables and of itself."""
+        replaced = {key: value for key, value in (content.get(_NEXT) or {}).items() if key not in self._written}
+        self._write_manifest(content, {**(content.get(_TABLES) or {}), **self._written}, replaced)
+
+    def _write_manifest(
+        self, content: Mapping[str, Any], tables: Mapping[str, str], following: Mapping[str, str]
+    ) -> None:
+        listed = {_TABLES: tables, _NEXT: {k: v for k, v in following.items() if tables.get(k) != v}}
+        kept = {key: value for key, value in content.items() if key not in (*listed, sealing.OWN_DIGEST)}
+        # As JSON gives it back: keys are texts there, and tuples are lists.
+        about = json.loads(json.dumps({**kept, "format": FORMAT} | {k: v for k, v in listed.items() if v}))
+        sealed = {"format": FORMAT, sealing.OWN_DIGEST: sealing.digest_of(about), **about}
+        self._put(self.path / "study.json", json.dumps(sealed, indent=1, ensure_ascii=False).encode())
+        self._begun = True
 
     def require(self, table: str) -> Path:
-        """The path of a finished table."""
+        """The path of a finished table, once it is known to be whole."""
         file = self.path / f"{table}.parquet"
-        if self.manifest() is None:
+        about = self.manifest()
+        if about is None:
             raise BadFolder(
                 f"{self.path} is no result folder (it has no study.json); make one with: mless run STUDY --out {self.path}"
             )
@@ -151,7 +184,27 @@ class ResultFolder:
             raise BadFolder(
                 f"{self.path} has no {file.name}: its run did not finish; run the same command again to complete it"
             )
+        self.check_tables((table,), about)
         return file
+
+    def check_tables(self, tables: Sequence[str], about: Mapping[str, Any]) -> None:
+        """Refuse tables that are not those study.json lists by their digests. Folders of before have no digests."""
+        for table in tables if about.get("format", 0) >= SEALED else ():
+            file = self.path / f"{table}.parquet"
+            known = [self._written.get(table), *(about.get(key, {}).get(table) for key in (_TABLES, _NEXT))]
+            if not any(known):
+                raise BadFolder(
+                    f"{file} is not among the tables that study.json lists: its run did not finish, or it was put there later; run the same "
+                    "command again"
+                )
+            try:
+                found = _CHECKED.digest(file)
+            except OSError as fault:
+                raise BadFolder(f"{file} cannot be read ({fault.strerror}); {_WAY_OUT}") from None
+            if found not in known:
+                raise BadFolder(
+                    f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
+                )
 
     def holds_something_else(self) -> bool:
         """Whether the folder has no study but other files. Files left by a run killed at its start do not count."""
@@ -165,9 +218,10 @@ class ResultFolder:
             table.unlink()
         self.drop_units()
         self.sweep()
+        self._begun = False
         for name in ("study.json", _LOCK):
             (self.path / name).unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
+        if self.path.exists() and not any(self.path.iterdir()):
             self.path.rmdir()
 
     def read_table(
@@ -180,7 +234,10 @@ class ResultFolder:
         file = self.require(table)
         try:
             return pq.read_table(
-                file, columns=list(columns) if columns else None, filters=list(filters) if filters else None
+                file,
+                columns=list(columns) if columns else None,
+                filters=list(filters) if filters else None,
+                page_checksum_verification=True,
             )
         except (OSError, pa.ArrowException) as fault:
             raise BadFolder(
@@ -197,21 +254,94 @@ class ResultFolder:
 
     def write_unit(self, tables: Mapping[str, pa.Table], key: str) -> None:
         for name, table in tables.items():
-            write_atomically(self.unit_path(name, key), _encode(table))
+            self._put(self.unit_path(name, key), sealing.encode(table, self._inside(name, key)))
+
+    def _inside(self, table: str, key: str) -> dict[str, str]:
+        """What a unit says of itself, so that another one in its place is noticed."""
+        if self._study is None:
+            self.take_units_of((self.manifest() or {}).get("identity") or {})
+        return {"study": str(self._study), "table": table, "unit": key}
+
+    def take_units_of(self, identity: Mapping[str, str]) -> None:
+        """Units are written and read as those of the study with this identity; until this is called, of the one in study.json."""
+        self._study = sealing.digest_of(identity)[:16]
 
     def read_unit(self, table: str, key: str) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         path = self.unit_path(table, key)
         try:
-            return pq.ParquetFile(path).read()
-        except (OSError, pa.ArrowInvalid) as fault:
-            cause = str(fault).partition("\n")[0]
-            raise BadFolder(f"unit {path} cannot be read ({cause}); remove that file and run again") from None
+            return sealing.decode(path.read_bytes(), self._inside(table, key))
+        except OSError as fault:
+            cause = f"cannot be read ({fault.strerror or fault})"
+        except sealing.Damaged as fault:
+            cause = f"is refused: {fault}"
+        raise BadFolder(f"unit {path} {cause}; run the same command again, and it is measured anew")
+
+    def refuse_damaged(self, tables: Sequence[str], key: str) -> list[str]:
+        """Set aside what lies in a unit's place and is not that unit; what was found, in words."""
+        said: list[str] = []
+        for table in tables:
+            path = self.unit_path(table, key)
+            try:
+                sealing.decode(path.read_bytes(), self._inside(table, key))
+            except (OSError, sealing.Damaged) as fault:
+                said.append(
+                    f"unit {path.relative_to(self.path)} is refused: {fault}; set aside as {self.set_aside(path)}"
+                )
+        return said
+
+    def set_aside(self, path: Path) -> Path:
+        """Move something out of the way, without losing it; where it is now, seen from the folder."""
+        place = self.path / _ASIDE / path.relative_to(self.path)
+        with _refusals(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while os.path.lexists(free := place.with_name(place.name + (f".{number}" if number > 1 else ""))):
+                number += 1
+            path.rename(free)
+        return free.relative_to(self.path)
 
     def write_table(self, name: str, table: pa.Table) -> None:
-        write_atomically(self.path / f"{name}.parquet", _encode(table))
+        content = sealing.encode(table)
+        self._announce(name, hashlib.sha256(content).hexdigest())
+        self._put(self.path / f"{name}.parquet", content)
+
+    def _announce(self, name: str, digest: str) -> None:
+        """Before a listed table is replaced study.json gets the new digest beside the old one: a kill leaves one of the two tables."""
+        about = self.manifest() if (self.path / "study.json").exists() else None
+        listed: dict[str, str] = (about or {}).get(_TABLES) or {}
+        if about is not None and about["format"] >= SEALED and listed.get(name, digest) != digest:
+            self._write_manifest(about, listed, {**about.get(_NEXT, {}), name: digest})
+        self._written[name] = digest
+
+    def _put(self, path: Path, content: bytes) -> None:
+        self._make_room(path)
+        _write(path, content)
+
+    def _make_room(self, path: Path) -> None:
+        """Make the folders inside this one. This one itself is made by `writing`: if it is gone since, nothing is written."""
+        with _refusals(path):
+            if self._lock is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return
+            if not self._is_held():
+                raise BadFolder(
+                    f"{self.path} was removed or replaced while its study ran, and what was stored in it with it; run the same command again: "
+                    "it starts from the beginning"
+                )
+            for parent in reversed(path.relative_to(self.path).parents[:-1]):
+                (self.path / parent).mkdir(exist_ok=True)
+
+    def _is_held(self) -> bool:
+        """Whether the lock file that this object holds is still the folder's, and study.json still there."""
+        assert self._lock is not None
+        try:
+            there = os.lstat(self.path / _LOCK)
+            if self._begun:
+                os.lstat(self.path / "study.json")
+        except OSError:
+            return False
+        held = os.fstat(self._lock)
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
 
     def merge(self, name: str, keys: Sequence[str]) -> None:
         """Merge all units of a table into one file, in the order of `keys`, with one unit in memory at a time."""
@@ -220,9 +350,10 @@ class ResultFolder:
         if not keys:
             raise BadFolder(f"{self.path} has no units of {name}; run the study again")
         path = self.path / f"{name}.parquet"
+        self._make_room(path)
         with _refusals(path), _partial(path) as partial:
             first = self.read_unit(name, keys[0])
-            with pq.ParquetWriter(partial, first.schema, compression="zstd") as writer:
+            with pq.ParquetWriter(partial, first.schema, compression="zstd", write_page_checksum=True) as writer:
                 for key in keys:
                     table = self.read_unit(name, key)
                     if table.schema != first.schema:
@@ -235,6 +366,7 @@ class ResultFolder:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            self._announce(name, sealing.digest_of_file(partial))
             _publish(partial, path)
 
     def read_part(self, table: str, number: int, parts: int) -> pa.Table:
@@ -244,7 +376,7 @@ class ResultFolder:
 
         file = self.require(table)
         try:
-            opened = pq.ParquetFile(file)
+            opened = pq.ParquetFile(file, page_checksum_verification=True)
             if opened.num_row_groups != parts:
                 raise BadFolder(
                     f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"
@@ -276,7 +408,13 @@ class ResultFolder:
         """Lock the folder. A second run gets an error; the lock of a killed run ends with its process."""
         with _refusals(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            if (self.path / _LOCK).is_symlink():
+                raise BadFolder(
+                    f"{self.path / _LOCK} is a symbolic link, and mless locks only a file of its own; remove the link"
+                )
+            # A link that appears just now must not be followed either: its target would be made.
+            follow_none: int = getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | follow_none, 0o666)
         try:
             try:
                 import fcntl
@@ -288,6 +426,8 @@ class ResultFolder:
                 ) from None
             except (ImportError, OSError):
                 pass  # Windows, or a file system without locks: units are still whole or absent, the work is merely done twice
+            self._lock = descriptor
             yield
         finally:
+            self._lock = None
             os.close(descriptor)

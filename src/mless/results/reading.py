@@ -18,6 +18,11 @@ from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
 from mless.values import MASS_NAMES, Prompt, QuerySet, Span, format_numbers, pick_item
 
+#: Pages are read with their checksums; those of older folders have none.
+_PARQUET = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPrompt:
@@ -127,8 +132,9 @@ class StoredStudy:
                 else self._way_out()
             )
             raise BadFolder(f"{self.path}: no {name}.parquet; {cause}")
+        ResultFolder(self.path).check_tables((name,), self.about)
         try:
-            data = ds.dataset(file, format="parquet")
+            data = ds.dataset(file, format=_PARQUET)
             missing = [column for column in columns if column not in data.schema.names]
             if missing:
                 raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")

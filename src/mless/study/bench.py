@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from mless.results.folder import ResultFolder
-from mless.study.identity import digest, slug
+from mless.study.identity import digest, unit_name
 from mless.study.spec import StudySpec
 from mless.values import Condition, Item, Prompt
 
@@ -73,7 +73,7 @@ class Unit:
     @property
     def key(self) -> str:
         """The unit's file name."""
-        return f"{slug(self.condition.name)}-{self.number + 1:05d}"
+        return unit_name(self.condition.name, self.number)
 
 
 @dataclass(frozen=True, slots=True)

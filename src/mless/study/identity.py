@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mless.errors import BadFolder
-from mless.results.folder import ResultFolder
+from mless.results.folder import SEALED, ResultFolder
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
 from mless.study.spec import StudySpec
@@ -30,6 +30,17 @@ _SELECTING = ("data", "question_field", "answer_field", "limit", "only")
 
 def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
+
+
+def unit_name(condition: str, number: int) -> str:
+    """The file name of an item's unit. Two conditions never share one, not even where a file system takes `A` for `a`.
+
+    A plain name stands for itself. Any other gets a digest behind a sign that plain names do not have.
+    """
+    plain = slug(condition).lower()[:60]
+    if plain != condition:
+        plain = f"{plain}~{hashlib.sha256(condition.encode(errors='surrogatepass')).hexdigest()[:16]}"
+    return f"{plain}-{number + 1:05d}"
 
 
 def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -> Path:
@@ -78,9 +89,18 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def check_age(folder: ResultFolder, stored: dict[str, Any]) -> None:
+    """Refuse to go on with an older folder: its units have no checksums, and its weights are known by a sample only."""
+    if stored["format"] < SEALED:
+        raise BadFolder(
+            f"{folder.path} was made by an older mless (format {stored['format']}), which stored no checksums and knew the weights by a sample of "
+            "them. Its tables and figures still open, but it is not continued or judged again; choose another --out, or remove the folder"
+        )
+
+
 def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
     """Compare the part of the identity that is known before a model is loaded."""
-    old = {**stored.get("identity", {}), **_renamed(stored)}
+    old = stored.get("identity", {})
     different = sorted(key for key in identity if old.get(key) != identity[key])
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
@@ -89,16 +109,6 @@ def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str,
         raise BadFolder(
             f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
         )
-
-
-def _renamed(stored: dict[str, Any]) -> dict[str, str]:
-    """Digests of an older study's renamed fields (`end` became `before-answer`), so that its command still finds it."""
-    study: dict[str, Any] = stored.get("study") or {}
-    if stored.get("format", 2) >= 2:
-        return {}
-    return {
-        key: digest(study[key]) for key in ("placement", "condition") if "before-answer" in json.dumps(study.get(key))
-    }
 
 
 def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:

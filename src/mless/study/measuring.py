@@ -11,12 +11,12 @@ from typing import Any
 from mless import __version__, tasks
 from mless.errors import BadAttention, BadFolder, BadStudy
 from mless.prompting import build_prompts, resolve_kind, with_filler_ids
-from mless.results.folder import FORMAT, ResultFolder
+from mless.results.folder import ResultFolder
 from mless.results.reading import read_prompts
 from mless.results.schemas import prompts_table
 from mless.study.bench import Bench, Group, Job, Measurement, Outcome, StartAgain, Unit, Written
 from mless.study.conditions import conditions_of
-from mless.study.identity import check_same, default_folder, identity_of, rerun_command, versions
+from mless.study.identity import check_age, check_same, default_folder, identity_of, rerun_command, versions
 from mless.study.showing import check_figure
 from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
 from mless.values import Condition, Item, parse_numbers
@@ -52,10 +52,12 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     )
     stored = folder.manifest()
     if stored is not None:
+        check_age(folder, stored)
         check_same(folder, stored, identity)
         measurement.check_stored(folder, stored)
-        # An older folder's prompts may differ; they are compared below, once a tokenizer is loaded.
-        if stored["format"] == FORMAT and stored.get("complete") and folder.has_tables(measurement.sources):
+        if stored.get("complete") and folder.has_tables(measurement.sources):
+            there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
+            folder.check_tables(there, stored)
             return _judge_again(measurement, bench, job, stored, analysis)
     elif folder.holds_something_else():
         raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
@@ -147,7 +149,13 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
         bench.folder.sweep()
         stored = bench.folder.manifest()
         if stored is not None:
+            check_age(bench.folder, stored)
             check_same(bench.folder, stored, identity)
+        elif bench.folder.has_units():
+            place = bench.folder.set_aside(bench.folder.path / "units")
+            job.progress.say(
+                f"{bench.folder.path} holds units, but no study.json: they are set aside as {place}, and measured anew"
+            )
         computed = writer.compute(units, stored)
         measured = time.monotonic()
         job.progress.say(measurement.finishing)
@@ -208,9 +216,10 @@ class _Writer:
         """Compute and store the units that are missing; how many these were."""
         folder, measurement = self._bench.folder, self._measurement
         fresh = stored is None
+        folder.take_units_of((stored or {}).get("identity", {}))
         while True:
             started = False
-            missing = [unit for unit in units if not folder.has_unit(measurement.unit_tables, unit.key)]
+            missing = [unit for unit in units if not self._is_stored(unit)]
             if not missing and stored is not None:
                 measurement.resume(self._bench, stored)
                 # with what a started instrument had added to it
@@ -233,11 +242,23 @@ class _Writer:
             finally:
                 measurement.stop()
 
+    def _is_stored(self, unit: Unit) -> bool:
+        """Whether the unit is there and whole. A damaged one, or another one in its place, is set aside and measured anew."""
+        folder, tables = self._bench.folder, self._measurement.unit_tables
+        if not folder.has_unit(tables, unit.key):
+            return False
+        refused = folder.refuse_damaged(tables, unit.key)
+        for line in refused:
+            self._progress.say(f"{line}, and measured anew")
+        return not refused
+
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
         """Check the instrument, and record in the folder what is being computed."""
         self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
         if stored is not None:
             check_same(self._bench.folder, stored, self._identity)
+            self._identity = stored["identity"] | self._identity
+        self._bench.folder.take_units_of(self._identity)
         self._progress.checked()
         self._about["identity"] = self._identity
         before: Mapping[str, Any] = (stored or {}).get("implementations", {})

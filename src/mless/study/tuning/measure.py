@@ -23,7 +23,7 @@ from mless.results.answers import verdict_of
 from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY, TUNING, table_of_rows
 from mless.study.bench import Composed, Job, Measurement, Outcome, Progress, Run
-from mless.study.identity import check_same, default_folder, digest, identity_of, rerun_command, slug
+from mless.study.identity import check_age, check_same, default_folder, digest, identity_of, rerun_command, slug
 from mless.study.loading import load_study
 from mless.study.measuring import manifest
 from mless.study.spec import CALCULATOR, AccuracyTable, StudySpec, TuneTable
@@ -65,16 +65,19 @@ class TuningMeasurement(Composed):
         task, items = spec.load_items()
         plan = plan_items(items, tune, len(named), spec.seed)
         transfers = _transfers(spec, items)
-        label = _label_of(job, settings, named)
-        identity = _identity(spec, items)
+        subject = _subject_of(job, settings, named)
+        label = subject.label
+        identity = _identity(spec, items, subject)
         plain = spec.model_copy(update={"tune": tune.model_copy(update={"transfer": []})})
         folder = ResultFolder(job.out if job.out is not None else default_folder(plain, label))
         stored = folder.manifest()
         analysis = digest(settings.known_before(settings.model_dump()))
         if stored is not None:
+            check_age(folder, stored)
             check_same(folder, stored, identity)
             same = stored.get("analysis") == analysis and stored.get("transfers") == tune.transfer
             if same and stored.get("complete") and folder.has_tables(self.tables):
+                folder.check_tables(self.tables, stored)
                 return Outcome(folder.path, 0, stored["units"], fresh=False)
         elif folder.holds_something_else():
             raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
@@ -111,13 +114,13 @@ class TuningMeasurement(Composed):
         return tuning_lines(path, cast("Readout", readouts["accuracy"]))
 
 
-def _label_of(job: Job, settings: AccuracyTable, named: Mapping[str, ArmSettings]) -> str:
-    """The model's label; a model that is not there, or has no such layer, is refused before anything is written."""
+def _subject_of(job: Job, settings: AccuracyTable, named: Mapping[str, ArmSettings]) -> Subject:
+    """The model; one that is not there, or has no such layer, is refused before anything is written."""
     weights = ENGINES.get(settings.engine).needs_weights
     subject = Subject.open(job.spec, job.progress, weights=weights, trust_remote_code=job.trust_remote_code)
     if subject.layers is not None:
         check_arm([Condition(name, "none", arm=arm) for name, arm in named.items()], subject.layers)
-    return subject.label
+    return subject
 
 
 def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
@@ -126,8 +129,8 @@ def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
     found: dict[str, _Transfer] = {}
     for data in dict.fromkeys((spec.tune or TuneTable()).transfer):
         name = f"transfer-{slug(data.rsplit('/', 1)[-1])}"
-        if name in found:
-            raise BadStudy(f"--transfer {data} and {found[name].data} would share the folder {name}; rename one file")
+        if taken := next((one for one in found.values() if one.folder.lower() == name.lower()), None):
+            raise BadStudy(f"--transfer {data} and {taken.data} would share the folder {name}; rename one file")
         others = _on_other_data(spec, data).load_items()[1]
         new = [item.id for item in others if item.question not in asked]
         if not new:
@@ -138,12 +141,16 @@ def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
     return list(found.values())
 
 
-def _identity(spec: StudySpec, items: Sequence[Item]) -> dict[str, str]:
-    """The settings and the items of the choice. How answers are drawn belongs to the inner folders' identity."""
+def _identity(spec: StudySpec, items: Sequence[Item], subject: Subject) -> dict[str, str]:
+    """The settings and the items of the choice, and the weights. How answers are drawn belongs to the inner folders' identity."""
     assert spec.tune is not None
     chosen_by = digest(spec.tune.model_dump(exclude={"transfer"}))
     unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
-    found = identity_of(spec, None, spec.model, items) | {"tune": chosen_by, "arm": digest(spec.arm.model_dump())}
+    weights = subject.fingerprint([subject.layers or 1], head=True)
+    found = identity_of(spec, subject.described, weights, items) | {
+        "tune": chosen_by,
+        "arm": digest(spec.arm.model_dump()),
+    }
     return {key: value for key, value in found.items() if key not in unused}
 
 
