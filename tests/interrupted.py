@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -48,6 +49,15 @@ def not_finished(path: Path) -> ResultFolder:
         about["complete"] = False
         about.pop("tables", None)
     return ResultFolder(path)
+
+
+def table_replaced(path: Path, name: str, table: pa.Table) -> None:
+    """Another table in a finished folder, as if its study had stored that one."""
+    folder = ResultFolder(path)
+    about = folder.manifest()
+    assert about is not None
+    folder.write_table(name, table)
+    folder.write_manifest(about)
 
 
 @contextmanager

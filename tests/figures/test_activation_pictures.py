@@ -13,7 +13,7 @@ from matplotlib.patches import StepPatch
 from matplotlib.text import Text
 from PIL import Image
 
-from interrupted import about_changed
+from interrupted import about_changed, table_replaced
 from mless.errors import BadFolder, BadStudy
 from mless.figures import draw, style
 from mless.figures.activations import draw_activations, draw_classes
@@ -129,12 +129,12 @@ def test_activations_that_are_mostly_zero_can_be_drawn(folder: Path, tmp_path: P
     """As after a ReLU: nothing negative, half of the values 0, τ = 0."""
     other = tmp_path / "relu"
     shutil.copytree(folder, other)
-    file = other / "activation_histograms.parquet"
-    pl.read_parquet(file).with_columns(
+    counts = pl.read_parquet(other / "activation_histograms.parquet").with_columns(
         negative=pl.col("negative").list.eval(pl.element() * 0), zeros=pl.lit(10**5, pl.Int64)
-    ).write_parquet(file)
-    file = other / "activations.parquet"
-    pl.read_parquet(file).with_columns(threshold=pl.lit(0.0)).write_parquet(file)
+    )
+    table_replaced(other, "activation_histograms", counts.to_arrow())
+    changes = pl.read_parquet(other / "activations.parquet").with_columns(threshold=pl.lit(0.0))
+    table_replaced(other, "activations", changes.to_arrow())
     assert len(draw(FIG4, [other], layer=1, formats=["png"], out=tmp_path / "out")) == 1
 
 
@@ -174,8 +174,8 @@ def test_conditions_that_were_not_run(folder: Path) -> None:
 def test_a_table_without_the_layers_histogram(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "cut"
     shutil.copytree(folder, other)
-    file = other / "activation_histograms.parquet"
-    pl.read_parquet(file).filter(pl.col("layer") == 2).write_parquet(file)
+    counts = pl.read_parquet(other / "activation_histograms.parquet").filter(pl.col("layer") == 2)
+    table_replaced(other, "activation_histograms", counts.to_arrow())
     with pytest.raises(BadFolder, match="no histogram of 'none' in layer 1"):
         draw(FIG4, [other], layer=1)
 

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from interrupted import table_replaced
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
 from mless.figures.affine import draw_displacement
@@ -64,7 +65,7 @@ def test_several_models_and_one_layer(folder, tmp_path):
     shutil.copytree(folder, one)
     for name in ("affine", "affine_points"):
         table = pl.read_parquet(folder / f"{name}.parquet").filter(pl.col("layer") == 2)
-        table.write_parquet(one / f"{name}.parquet")
+        table_replaced(one, name, table.to_arrow())
     with style.applied():
         single = draw_displacement([one], SHOWN, layer=None)
         both = draw_displacement([folder, one], SHOWN, layer=2)
@@ -78,7 +79,7 @@ def test_an_r_squared_far_below_zero_is_marked_at_the_edge(folder, tmp_path):
     shutil.copytree(folder, low)
     columns = [f"r2_measured{bound}" for bound in ("", "_lo", "_hi")]
     rows = pl.read_parquet(folder / "affine.parquet").with_columns(pl.lit(-1e9).alias(name) for name in columns)
-    rows.write_parquet(low / "affine.parquet")
+    table_replaced(low, "affine", rows.to_arrow())
     with style.applied():
         picture = draw_displacement([low], SHOWN, layer=1)
     (axes,) = [axes for axes in picture.figure.get_axes() if axes.get_title().startswith("Own λ = Z/Z′")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,34 @@ def test_the_fingerprint_with_the_head_sees_the_head(tmp_path: Path) -> None:
         assert fingerprint(source, LAYERS) == bare
         assert fingerprint(source, LAYERS, head=True) != with_head
         with_head = fingerprint(source, LAYERS, head=True)
+
+
+def test_the_fingerprint_sees_every_bit_that_is_read(tmp_path: Path) -> None:
+    """The first half of a tensor five times as large, and one bit of each tensor in turn, in either half."""
+    rng = random.Random(0)
+    folder = save_model(tmp_path / "one")
+    source = describe(str(folder)).source
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    before = {count: fingerprint(source, count) for count in (1, LAYERS)}
+    for key, entry in json.loads(content[8:start]).items():
+        if key == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        for low, high in ((first, (first + last) // 2), ((first + last) // 2, last)):
+            changed = bytearray(content)
+            changed[start + rng.randrange(low, high)] ^= 1 << rng.randrange(8)
+            file.write_bytes(changed)
+            behind = key in ("lm_head.weight", "model.norm.weight")
+            assert (fingerprint(source, LAYERS) != before[LAYERS]) is not behind
+            assert (fingerprint(source, 1) != before[1]) is ("embed" in key or "layers.0." in key)
+    file.write_bytes(content)
+    key = "model.layers.0.mlp.up_proj.weight"
+    held = load_file(file)
+    held[key][: len(held[key]) // 2] *= 5
+    save_file(held, file, metadata={"format": "pt"})
+    assert fingerprint(source) != before[1]
 
 
 def test_a_tokenizer_alone(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from interrupted import not_finished, units_kept
 from mless.errors import BadFolder
+from mless.models import hashing
 from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.identity import unit_name
+from models.tiny_models import write_gguf
 from spelling import model_folder
 
 TABLES = ("prompts", "attention", "dilution", "retained", "shares")
@@ -179,6 +182,45 @@ def test_a_study_json_edited_by_hand_is_refused(finished: Path, tmp_path: Path) 
     (out / "study.json").write_text(text.replace('"length": 5', '"length": 6'))
     with pytest.raises(BadFolder, match=r"study\.json is damaged, or was changed by hand: .*restore it from a copy"):
         verdict_lines(out)
+
+
+# ---- changed weights -----------------------------------------------------------------------------------------------------
+
+
+def test_changed_weights_are_another_study(tiny: Path, finished: Path, tmp_path: Path) -> None:
+    model, out = tmp_path / "tiny", tmp_path / "r"
+    shutil.copytree(tiny, model)
+    shutil.copytree(finished, out)
+    assert run_tiny(model, out).computed == 0
+    file = model / "model.safetensors"
+    weights, stat = load_file(file), file.stat()
+    key = next(key for key in weights if "layers.0." in key and "up_proj" in key)
+    weights[key][: len(weights[key]) // 2] *= 5
+    save_file(weights, file, metadata={"format": "pt"})
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(BadFolder, match=r"holds another study .*: it differs in model's weights; choose another --out"):
+        run_tiny(model, out)
+    not_finished(out)
+    with pytest.raises(BadFolder, match="it differs in model's weights"):
+        run_tiny(model, out)
+
+
+def test_a_gguf_of_the_same_size_and_time_is_another_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hashing, "_SETTLED_NS", -(10**9))  # remember a file that was written just now too
+    file, out = write_gguf(tmp_path / "x" / "tiny.gguf"), tmp_path / "r"
+    run_tiny(file, out)
+    assert run_tiny(file, out).computed == 0
+    stat = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(-40_000, os.SEEK_END)
+        bytes_there = opened.read(4)
+        opened.seek(-40_000, os.SEEK_END)
+        opened.write(bytes((bytes_there[0] ^ 1, *bytes_there[1:])))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    with pytest.raises(BadFolder, match=r"it differs in .*model's weights"):
+        run_tiny(file, out)
 
 
 # ---- names that could collide --------------------------------------------------------------------------------------------

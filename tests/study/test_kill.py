@@ -89,7 +89,7 @@ def kill_when(process: subprocess.Popen[str] | Forked, out: Path, count: int, de
 
 def manifest(out: Path) -> dict[str, Any]:
     about = json.loads((out / "study.json").read_text())
-    del about["timings"]
+    del about["timings"], about["sha256"]
     assert str(out) in about["command"]
     about["command"].remove(str(out))
     return about

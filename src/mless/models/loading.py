@@ -25,7 +25,8 @@ from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArch
 from mless.gates import shown
 from mless.models import gate, processor
 from mless.models.adapters import family_of
-from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, locate, silent
+from mless.models.hashing import hash_parts
+from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, counted, hash_memory, locate, silent
 from mless.models.quiet import quiet_transformers
 from mless.models.seams import among, attention_layers
 from mless.models.widening import as_stored, keep_narrow
@@ -40,6 +41,9 @@ _FINAL_NORM = re.compile(
 )
 _TEXT_PART = r"^(?:model\.)?language_model\.(?:model\.)?"
 _TEXT_HEAD = r"^(?:model\.)?language_model\.lm_head\."
+#: Read with the language-model head only: it names the tokens that end an answer.
+_ANSWERING = ("generation_config.json",)
+_UNUSED = ("transformers_version", "_name_or_path")
 #: What transformers raises when a config or a checkpoint is not what it expects.
 _BUILD_FAULTS = (
     ValueError,
@@ -217,7 +221,7 @@ def load(
         context=described.context,
         device=place,
         dtype=str(model.dtype).removeprefix("torch."),
-        fingerprint=fingerprint(source, count, head=head),
+        fingerprint=fingerprint(source, count, head=head, step=step),
         tokenizer_fingerprint=_digest(
             json.dumps(tokens.get_vocab(), sort_keys=True).encode(), str(tokens.chat_template).encode()
         )[:16],
@@ -548,27 +552,42 @@ def _digest(*parts: bytes) -> str:
     return total.hexdigest()
 
 
-def fingerprint(source: Source, count: int = 1, *, head: bool = False) -> str:
-    """What identifies a checkpoint: a GGUF's hash, or a hub repository's commit.
+def fingerprint(source: Source, count: int = 1, *, head: bool = False, step: Step = silent, anew: bool = False) -> str:
+    """What identifies the weights that are used: SHA-256 over name, dtype, shape and bytes of each tensor, and the config.
 
-    For a folder: its config, its index, and a sample of every tensor that the first `count` layers (and the head, where asked) need.
-    Nothing else is opened.
+    These are the tensors of the first `count` layers, or with `head` all of them; other files are not opened. A converted GGUF is known by what
+    it was converted to, since that is what is read. Digests of files that have not changed are remembered, unless `anew`.
     """
-    if source.gguf_sha256:
-        return source.gguf_sha256[:16]
-    if source.revision:
-        return source.revision[:16]
-    parts = [json.dumps(gate.read_config(source.folder, source.name), sort_keys=True).encode()]
     weight_map = _weight_map(source)
-    parts.append(json.dumps(weight_map, sort_keys=True).encode())
     # With the head everything is read; without it the final norm never is.
     wanted = _wanted(weight_map, count, count if head else count + 1, head=head)
-    for name in sorted(set(wanted.values())):
-        tensors, data = _header(source, name)
-        with source.weight_file(name).open("rb") as file:
-            for key in sorted(tensors.keys() & wanted.keys()):
-                first, last = tensors[key]["data_offsets"]
-                parts.append(f"{key} {tensors[key]['dtype']} {tensors[key]['shape']}".encode())
-                file.seek(data + (first + last) // 2)
-                parts.append(file.read(min(4096, last - (first + last) // 2)))
-    return _digest(*parts)[:16]
+    files = {name: _header(source, name) for name in sorted(set(wanted.values()))}
+    parts = {
+        name: {
+            key: tuple(start + at for at in tensors[key]["data_offsets"])
+            for key in sorted(tensors.keys() & wanted.keys())
+        }
+        for name, (tensors, start) in files.items()
+    }
+    size = sum(stop - start for some in parts.values() for start, stop in some.values())
+    reach = counted(f"hashing {source.label}, MB", size, step)
+    told = [f"{name} {_plain_json(source.folder / name)}" for name in ("config.json", *(_ANSWERING if head else ()))]
+    for name, some in parts.items():
+        digests = hash_parts(source.weight_file(name), some, hash_memory(), reach, anew=anew)
+        tensors = files[name][0]
+        told += [f"{key} {tensors[key]['dtype']} {tensors[key]['shape']} {digests[key]}" for key in some]
+    # Sorted by tensor, so that the same weights in other files are the same weights.
+    return _digest(*(line.encode(errors="surrogatepass") for line in sorted(told)))
+
+
+def _plain_json(path: Path) -> str:
+    """A JSON file whatever its spacing; none where it is not there."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        # Which version wrote it, and where it lay, computes nothing.
+        plain = {k: v for k, v in content.items() if k not in _UNUSED} if isinstance(content, dict) else content
+        return json.dumps(plain, sort_keys=True)
+    except FileNotFoundError:
+        return "none"
+    except ValueError as fault:
+        raise UnknownModel(f"{path} is no readable JSON ({_first_line(fault)}); fetch it again") from None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -13,17 +11,17 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from mless import gates, limits
+from mless import gates
 from mless.errors import UnknownModel
 from mless.models.gate import read_notes
+from mless.models.hashing import hash_file
 
 #: Told in words what happens.
 Say = Callable[[str], None]
 #: Called with a step's name, how much of it is done, and how much there is.
 Step = Callable[[str, int, int], None]
-_HASHED_AT_ONCE = 1 << 24
 
 #: name → (package that carries the file, file's name, label)
 EMBEDDED: dict[str, tuple[str, str, str]] = {
@@ -163,41 +161,31 @@ def _folder(name: str, path: Path, say: Say, step: Step) -> Source:
     raise UnknownModel(f"{name!r} is a folder, but holds neither config.json with *.safetensors nor a *.gguf file")
 
 
-def _sha256(path: Path, step: Step) -> str:
-    """The file's hash, cached by size and modification time, because hashing 40 GB takes a minute."""
-    stat = path.stat()
-    memo_file = cache_folder() / "gguf" / "hashes.json"
-    key = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    memo = _hashes(memo_file)
-    if key not in memo:
-        digest, done = hashlib.sha256(), 0
-        with path.open("rb") as file:
-            while part := file.read(_HASHED_AT_ONCE):
-                digest.update(part)
-                done += len(part)
-                step(f"hashing {path.name}, MB", done // 10**6, stat.st_size // 10**6)
-        memo[key] = digest.hexdigest()
-        memo_file.parent.mkdir(parents=True, exist_ok=True)
-        partial = memo_file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(memo, indent=1))
-        partial.replace(memo_file)
-    return memo[key]
+def hash_memory() -> Path:
+    """Where digests of weight files are kept."""
+    return cache_folder() / "hashes"
 
 
-def _hashes(file: Path) -> dict[str, str]:
-    """The cached hashes; none where the file is not as mless writes it."""
-    try:
-        found: Any = gates.read_json(file, limits.CONFIG_BYTES, UnknownModel)
-    except UnknownModel:
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {key: value for key, value in cast("dict[str, Any]", found).items() if isinstance(value, str)}
+def counted(what: str, size: int, step: Step) -> Callable[[int, bool], None]:
+    """Progress of hashing so many bytes, in MB. Nothing is reported where all of them are remembered."""
+    done, reported = 0, -1
+
+    def reach(more: int, hashed: bool) -> None:
+        nonlocal done, reported
+        done += more
+        # A report in between is below the total, so the last one is the only one that ends the bar.
+        now = size // 10**6 if done == size else min(done // 10**6, size // 10**6 - 1)
+        if more and (hashed or reported >= 0) and now > reported:
+            reported = now
+            step(what, now, size // 10**6)
+
+    return reach
 
 
 def _gguf(name: str, path: Path, label: str, say: Say, step: Step, tokenizer: Path | None = None) -> Source:
     try:
-        digest = _sha256(path, step)
+        reach = counted(f"hashing {path.name}, MB", path.stat().st_size, step)
+        digest = hash_file(path, hash_memory(), reach)
         folder = cache_folder() / "gguf" / digest
         if conversion_notes(folder) is None:
             with _converting(folder):
@@ -227,6 +215,7 @@ def _called(notes: dict[str, Any], otherwise: str) -> str:
 @contextmanager
 def _converting(folder: Path) -> Generator[None]:
     """One process converts at a time, the others wait; the lock of a killed process ends with it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

@@ -306,10 +306,11 @@ class ResultFolder:
         self._put(self.path / f"{name}.parquet", content)
 
     def _announce(self, name: str, digest: str) -> None:
-        """Before a listed table is replaced study.json gets the new digest beside the old one: a kill leaves one of the two tables."""
+        """Before a finished folder's table is replaced study.json gets its digest beside the old one: a kill leaves one of the two tables."""
         about = self.manifest() if (self.path / "study.json").exists() else None
         listed: dict[str, str] = (about or {}).get(_TABLES) or {}
-        if about is not None and about["format"] >= SEALED and listed.get(name, digest) != digest:
+        finished = about is not None and about["format"] >= SEALED and about.get("complete", True)
+        if about is not None and finished and listed.get(name) != digest:
             self._write_manifest(about, listed, {**about.get(_NEXT, {}), name: digest})
         self._written[name] = digest
 

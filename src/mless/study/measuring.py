@@ -43,7 +43,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
         _check_arm_is_measured(measurement, conditions, layers)
     if job.for_figure:
         check_figure(spec, subject.layers or 0, subject.heads or 0)
-    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model)
+    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model, progress=progress)
     identity = measurement.identity(identity_of(spec, subject.described, weights, items), items)
     analysis = measurement.analysis(items)
     folder = ResultFolder(job.out or default_folder(spec, subject.label, measurement.judged_by))

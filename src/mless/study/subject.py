@@ -43,13 +43,13 @@ class Subject:
         assert self.described is not None
         return self.described.attending(None if self._spec.layers.strip() == "all" else layers)
 
-    def fingerprint(self, layers: Sequence[int], *, head: bool) -> str:
+    def fingerprint(self, layers: Sequence[int], *, head: bool, progress: Progress, anew: bool = False) -> str:
         """The weights that are read, by their digest; of a model known by name, its name."""
         if self.described is None:
             return self._spec.model
         from mless.models.loading import fingerprint
 
-        return fingerprint(self.described.source, max(layers), head=head)
+        return fingerprint(self.described.source, max(layers), head=head, step=progress.step, anew=anew)
 
     def load(
         self, progress: Progress, *, layers: Sequence[int] | None = None, head: bool = False, dtype: str | None = None
@@ -100,6 +100,7 @@ class Subject:
             "context": self.context,
             "fingerprint": getattr(self.loaded, "fingerprint", None),
             "origin": described.source.origin if described is not None else None,
+            "revision": (described.source.revision or described.source.gguf_sha256) if described is not None else None,
         }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from interrupted import take_apart
+from interrupted import table_replaced, take_apart
 from judged_answers import answers_of, pair, write_folder
 from mless.errors import BadStudy
 from mless.results.folder import ResultFolder
@@ -123,7 +123,7 @@ def test_a_folder_of_before_still_opens(tmp_path: Path):
     before, after = pair(gained=20, lost=5, n=200)
     path = write_folder(tmp_path, answers_of({"none": before, "mless": after, "mful": before}))
     table = pq.read_table(path / "accuracy.parquet").drop_columns(["alpha", "delta_lo_all", "delta_hi_all"])
-    pq.write_table(table, path / "accuracy.parquet")
+    table_replaced(path, "accuracy", table)
     lines = accuracy_lines(path)
     assert any("(80 % power, one comparison): mless ±" in line for line in lines)
     assert any(line.endswith("Holm over 2 conditions asks for somewhat more") for line in lines)

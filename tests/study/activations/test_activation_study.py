@@ -15,7 +15,7 @@ import torch
 from scipy import stats as scipy_stats
 
 import mless
-from interrupted import take_apart
+from interrupted import table_replaced, take_apart
 from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.report import publish, summary
@@ -324,7 +324,7 @@ def rewritten(folder: Path, out: Path, **columns: Any) -> list[str]:
         table = table.with_columns(
             [pl.when(mine).then(pl.lit(value)).otherwise(pl.col(name)).alias(name) for name, value in changes.items()]
         )
-    table.write_parquet(out / "activations.parquet")
+    table_replaced(out, "activations", table.to_arrow())
     return activation_lines(out)
 
 

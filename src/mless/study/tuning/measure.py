@@ -67,7 +67,7 @@ class TuningMeasurement(Composed):
         transfers = _transfers(spec, items)
         subject = _subject_of(job, settings, named)
         label = subject.label
-        identity = _identity(spec, items, subject)
+        identity = _identity(spec, items, subject, progress)
         plain = spec.model_copy(update={"tune": tune.model_copy(update={"transfer": []})})
         folder = ResultFolder(job.out if job.out is not None else default_folder(plain, label))
         stored = folder.manifest()
@@ -141,12 +141,12 @@ def _transfers(spec: StudySpec, items: Sequence[Item]) -> list[_Transfer]:
     return list(found.values())
 
 
-def _identity(spec: StudySpec, items: Sequence[Item], subject: Subject) -> dict[str, str]:
+def _identity(spec: StudySpec, items: Sequence[Item], subject: Subject, progress: Progress) -> dict[str, str]:
     """The settings and the items of the choice, and the weights. How answers are drawn belongs to the inner folders' identity."""
     assert spec.tune is not None
     chosen_by = digest(spec.tune.model_dump(exclude={"transfer"}))
     unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
-    weights = subject.fingerprint([subject.layers or 1], head=True)
+    weights = subject.fingerprint([subject.layers or 1], head=True, progress=progress)
     found = identity_of(spec, subject.described, weights, items) | {
         "tune": chosen_by,
         "arm": digest(spec.arm.model_dump()),
