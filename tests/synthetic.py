@@ -149,7 +149,7 @@ def write_folder(
         "seed": 0,
     }
     told = {
-        "format": 2, "mless": "0.1.0", "study": study, "task": "bundled", "conditions": known, "omit_first": omit_first, "items": ids,
+        "format": 2, "mless": "0.1.0", "study": study, "task": "bundled", "prompt": "chat", "conditions": known, "omit_first": omit_first, "items": ids,
         "model": {"name": name, "label": label, "family": "llama", "layers": layers, "heads": heads, "fingerprint": "9f" * 16},
         "versions": {"torch": "2.13.0", "transformers": "5.22.2"}, "device": "cpu", "proofs": {"received sums": "ok (3e-7)", "causality": "ok"},
         **(about or {}),

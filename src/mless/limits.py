@@ -67,3 +67,16 @@ CONDITIONS = _limit("conditions", 1_000, "conditions", "each one runs every item
 NAME = _limit("name", 200, "characters", "names become parts of file names")
 SEED = _limit("seed", 2**63 - 1, "", "random number generators take 64 bits")
 ITEMS = _limit("items", 10**9, "items", "plans beyond it are not computed exactly")
+# ---- result folders and logs of other programs ----------------------------------------------------------------------
+
+MANIFEST_BYTES = _limit(
+    "manifest-bytes", 1 << 29, "bytes", "study.json holds the items' ids and questions, some million"
+)
+TABLE_BYTES = _limit("table-bytes", 1 << 40, "bytes", "tables are read in parts, but not without end")
+KEYED_ROWS = _limit("keyed-rows", 20_000_000, "rows", "beyond it keys are not compared: it would take minutes")
+WHOLE_TABLE = _limit("whole-table", 1 << 28, "bytes", "a larger table is checked where it is read, not as a whole")
+TABLE_ROWS = _limit("table-rows", 1 << 31, "rows", "items × conditions × layers × heads lie far below")
+VALUES_PER_BYTE = _limit("values-per-byte", 4_096, "values a byte", "a table of numbers has about one; more is a bomb")
+LOG_BYTES = _limit("log-bytes", 4 << 30, "bytes", "all answers of a log are held in memory")
+LOG_ENTRIES = _limit("log-entries", 2_000_000, "entries", "an archive has one for each sample")
+LOG_TEXT = _limit("log-text", 16_000_000, "characters", "one question or answer; contexts hold a million tokens")

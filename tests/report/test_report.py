@@ -201,7 +201,7 @@ def test_loads_nothing_and_runs_nothing(folder: Path, page: Page) -> None:
 def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
     path = write_folder(
         tmp_path / "r", name=EVIL, label=EVIL, items=[EVIL, "b"], token=EVIL, layers=1, heads=2,
-        about={"device": EVIL, "versions": {EVIL: EVIL}, "study": {"name": EVIL, "title": EVIL, "lone": "\ud800"}},
+        about={"device": EVIL, "versions": {EVIL: EVIL}, "study": {"name": EVIL, "title": EVIL}},
     )  # fmt: skip
     draw(FigureSpec("f", "heads", (Panel("x", 1, 1),)), [path], formats=["png"])
     text = write_report(path, verdict=[EVIL]).read_text(encoding="utf-8")

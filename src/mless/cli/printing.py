@@ -81,7 +81,7 @@ def _print_accuracy(folder: Path) -> None:
             number(row["delta"], "+.1f") + between(row["delta_lo"], row["delta_hi"], "+.1f"), number(row["aa_delta"], "+.1f"),
             p_value(row["p"]), p_value(row["p_adjusted"]), number(row["mde"]), number(row["truncated"]),
             number(row["no_answer"]), number(row.get("guessed")),
-            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1), plain(row["verdict"] or ""),
+            number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1.0), plain(row["verdict"] or ""),
         )  # fmt: skip
     # Broken cells cannot be read, so without a terminal the table gets the width it needs.
     out = console()

@@ -25,7 +25,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     """fig3 for the first measured layer: the first fillers, and the position control where it was run."""
-    about = ResultFolder(folder).manifest() or {}
+    about = ResultFolder(folder).about() or {}
     kinds = {name: condition.get("kind") for name, condition in about.get("conditions", {}).items()}
     controls = [name for name, kind in kinds.items() if kind == "shift"][:1]
     fillers = [name for name, kind in kinds.items() if inserts(kind)]

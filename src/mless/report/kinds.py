@@ -48,7 +48,8 @@ PAGES: Registry[Page] = Registry(
 def page_of(folder: Path) -> Page:
     """The page of a folder. A measurement without a page of its own gets the verdict, its plain tables and its figures."""
     # pyarrow loads here and not at the top: `import mless.report` must stay cheap.
-    from mless.results.reading import measured_in, read_about
+    from mless.results.manifest import measured_in
+    from mless.results.reading import read_about
 
     measured = measured_in(read_about(folder))
     return PAGES.get(measured) if measured in PAGES else _plain_page(measured)

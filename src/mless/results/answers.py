@@ -90,7 +90,7 @@ def _or(value: float | None, instead: float) -> float:
 def read_accuracy(path: Path) -> tuple[dict[str, Any], dict[str, Condition], list[dict[str, Any]]]:
     """study.json, the conditions and the rows of accuracy.parquet of a finished accuracy study."""
     folder = ResultFolder(path)
-    about = folder.manifest()
+    about = folder.about()
     if about is not None and not (about.get("study") or {}).get("accuracy"):
         raise BadFolder(
             f"{path} holds no answers: its study measured {measured_in(about)}; give the folder of a study with [accuracy], as `mless run accuracy` makes it"
@@ -276,7 +276,7 @@ class StoredTuning(StoredStudy):
 
     @classmethod
     def open(cls, path: Path) -> StoredTuning:
-        about = ResultFolder(path).manifest()
+        about = ResultFolder(path).about()
         if about is None or about.get("measures") != "tune":
             raise BadFolder(
                 f"{path} holds no tuning of ARM's parameters; `mless tune --out …` makes a folder that does, and its inner folders are for the "

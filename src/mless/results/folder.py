@@ -16,11 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mless import gates
 from mless.errors import BadFolder
+from mless.limits import MANIFEST_BYTES, TABLE_BYTES
 from mless.results import sealing
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from mless.results.tables import TableGate
 
 #: The file contract's number; a folder with a higher one was made by a newer mless. Since 2 placement `end` is the end of the user's turn,
 #: and raw prompts have a token boundary before the line break. Since 3 units, tables and study.json have checksums, and weights are known by
@@ -128,17 +132,19 @@ class ResultFolder:
         """study.json, or None where there is none yet. A broken or newer one is an error."""
         file = self.path / "study.json"
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            file.lstat()
         except FileNotFoundError:
             return None
         except NotADirectoryError:
             raise BadFolder(f"{self.path} is a file, not a result folder; choose another --out") from None
-        except OSError as fault:
-            raise BadFolder(f"{file} cannot be read ({fault.strerror}); choose another --out") from None
-        except ValueError:
-            raise BadFolder(
-                f"{file} is not readable JSON; the folder is damaged: remove it, or choose another --out"
-            ) from None
+        except (OSError, ValueError) as fault:
+            cause = getattr(fault, "strerror", None) or fault
+            raise BadFolder(f"{file} cannot be read ({cause}); choose another --out") from None
+        way_out = "the folder is damaged: remove it, or choose another --out"
+        # mless writes NaN where a number of its own record is none.
+        content = gates.read_json(
+            file, MANIFEST_BYTES, lambda why: BadFolder(f"{file} is not readable JSON: {why}; {way_out}"), finite=False
+        )
         if not isinstance(content, dict) or not isinstance(content.get("format"), int):
             raise BadFolder(f"{file} was not written by mless; choose another --out")
         if content["format"] > FORMAT:
@@ -154,7 +160,20 @@ class ResultFolder:
                 "folder and run the study again"
             )
         self._begun = True
+        # pydantic loads here and not at the top: `import mless` must stay cheap.
+        from mless.results.manifest import check_shape
+
+        check_shape(content, file)
         return _with_todays_names(content)
+
+    def about(self) -> dict[str, Any] | None:
+        """study.json with every field that readers of such a folder need, or None where there is none yet."""
+        from mless.results.manifest import check_needed, measured_in
+
+        content = self.manifest()
+        if content is not None:
+            check_needed(content, measured_in(content), self.path / "study.json")
+        return content
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Write study.json, with the digests of the tables and of itself."""
@@ -188,23 +207,35 @@ class ResultFolder:
         return file
 
     def check_tables(self, tables: Sequence[str], about: Mapping[str, Any]) -> None:
-        """Refuse tables that are not those study.json lists by their digests. Folders of before have no digests."""
-        for table in tables if about.get("format", 0) >= SEALED else ():
+        """Refuse tables that are not those study.json lists by their digests, and tables that hold something else than they should.
+
+        Folders of before have no digests.
+        """
+        from mless.results.tables import TableGate
+
+        for table in tables:
             file = self.path / f"{table}.parquet"
-            known = [self._written.get(table), *(about.get(key, {}).get(table) for key in (_TABLES, _NEXT))]
-            if not any(known):
-                raise BadFolder(
-                    f"{file} is not among the tables that study.json lists: its run did not finish, or it was put there later; run the same "
-                    "command again"
-                )
-            try:
-                found = _CHECKED.digest(file)
-            except OSError as fault:
-                raise BadFolder(f"{file} cannot be read ({fault.strerror}); {_WAY_OUT}") from None
-            if found not in known:
-                raise BadFolder(
-                    f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
-                )
+            gates.check_file(file, TABLE_BYTES, lambda why, file=file: BadFolder(f"{file} {why}; {_WAY_OUT}"))
+            if about.get("format", 0) >= SEALED:
+                self._check_digest(table, about)
+            TableGate(file, about)
+
+    def _check_digest(self, table: str, about: Mapping[str, Any]) -> None:
+        file = self.path / f"{table}.parquet"
+        known = [self._written.get(table), *((about.get(key) or {}).get(table) for key in (_TABLES, _NEXT))]
+        if not any(known):
+            raise BadFolder(
+                f"{file} is not among the tables that study.json lists: its run did not finish, or it was put there later; run the same "
+                "command again"
+            )
+        try:
+            found = _CHECKED.digest(file)
+        except OSError as fault:
+            raise BadFolder(f"{file} cannot be read ({fault.strerror}); {_WAY_OUT}") from None
+        if found not in known:
+            raise BadFolder(
+                f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
+            )
 
     def holds_something_else(self) -> bool:
         """Whether the folder has no study but other files. Files left by a run killed at its start do not count."""
@@ -228,21 +259,22 @@ class ResultFolder:
         self, table: str, *, columns: Sequence[str] | None = None, filters: Sequence[tuple[str, str, Any]] | None = None
     ) -> pa.Table:
         """A finished table, or those columns and rows of it."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from mless.results.tables import declared
+
         file = self.require(table)
-        try:
-            return pq.read_table(
-                file,
-                columns=list(columns) if columns else None,
-                filters=list(filters) if filters else None,
-                page_checksum_verification=True,
-            )
-        except (OSError, pa.ArrowException) as fault:
-            raise BadFolder(
-                f"{file} cannot be read ({str(fault).splitlines()[0]}); remove it and run the study again"
-            ) from None
+        gate = self._gate(file)
+        kept = list(columns) if columns else declared(table, pq.read_schema(file).names)
+        wanted = list(filters) if filters else None
+        return gate.check_rows(
+            gate.read(lambda: pq.read_table(file, columns=kept, filters=wanted, page_checksum_verification=True))
+        )
+
+    def _gate(self, file: Path) -> TableGate:
+        from mless.results.tables import TableGate
+
+        return TableGate(file, self.manifest() or {})
 
     # ---- units
 
@@ -372,20 +404,16 @@ class ResultFolder:
 
     def read_part(self, table: str, number: int, parts: int) -> pa.Table:
         """The rows of one unit in a table merged from so many; each unit is one row group."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         file = self.require(table)
-        try:
-            opened = pq.ParquetFile(file, page_checksum_verification=True)
+        gate = self._gate(file)
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
             if opened.num_row_groups != parts:
                 raise BadFolder(
                     f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"
                 )
-            return opened.read_row_group(number)
-        except (OSError, pa.ArrowException) as fault:
-            cause = str(fault).partition("\n")[0]
-            raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
+            return gate.check_rows(gate.read(lambda: opened.read_row_group(number)))
 
     def has_tables(self, tables: Sequence[str]) -> bool:
         return all((self.path / f"{table}.parquet").exists() for table in tables)

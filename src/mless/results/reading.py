@@ -16,6 +16,8 @@ from jaxtyping import Float, Float64
 
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
+from mless.results.manifest import measured_in
+from mless.results.tables import TableGate
 from mless.values import MASS_NAMES, Prompt, QuerySet, Span, format_numbers, pick_item
 
 #: Pages are read with their checksums; those of older folders have none.
@@ -44,17 +46,10 @@ class StoredPrompt:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    about = ResultFolder(path).manifest()
+    about = ResultFolder(path).about()
     if about is None:
         raise BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
     return about
-
-
-def measured_in(about: Mapping[str, Any]) -> str:
-    """What a stored study measured; folders of older versions say it by their fields."""
-    if about.get("measures"):
-        return str(about["measures"])
-    return "accuracy" if (about.get("study") or {}).get("accuracy") else "attention"
 
 
 def holds_answers(path: Path) -> bool:
@@ -133,24 +128,21 @@ class StoredStudy:
             )
             raise BadFolder(f"{self.path}: no {name}.parquet; {cause}")
         ResultFolder(self.path).check_tables((name,), self.about)
-        try:
-            data = ds.dataset(file, format=_PARQUET)
-            missing = [column for column in columns if column not in data.schema.names]
-            if missing:
-                raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")
-            there = [column for column in newer if column in data.schema.names]
-            return data.to_table(columns=[*columns, *there], filter=where)
-        except (OSError, pa.ArrowException) as fault:
-            cause = str(fault).partition("\n")[0]
-            raise BadFolder(f"{file} cannot be read ({cause}); remove it and run the study again") from None
+        gate = TableGate(file, self.about)
+        data = ds.dataset(file, format=_PARQUET)
+        missing = [column for column in columns if column not in data.schema.names]
+        if missing:
+            raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")
+        there = [column for column in newer if column in data.schema.names]
+        return gate.check_rows(gate.read(lambda: data.to_table(columns=[*columns, *there], filter=where)))
 
     def has_tokens(self) -> bool:
         """Whether the prompts are stored token by token; those sent to a server as text are not."""
         file = self.path / "prompts.parquet"
-        try:
-            return file.exists() and {"spans", "tokens"} <= set(ds.dataset(file, format="parquet").schema.names)
-        except (OSError, pa.ArrowException):
-            return True  # reading it raises the error
+        if not file.exists():
+            return False
+        ResultFolder(self.path).check_tables(("prompts",), self.about)
+        return {"spans", "tokens"} <= set(ds.dataset(file, format="parquet").schema.names)
 
     def _way_out(self) -> str:
         name = str(self.model.get("name") or "…")

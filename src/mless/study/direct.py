@@ -155,7 +155,7 @@ def run(
 def tune_on_noise(path: Path | str, *, seeds: Sequence[int] = range(100)) -> Noise:
     """How often choosing among a folder's settings would claim an effect if there were none: `on_noise` on its dev answers."""
     folder = ResultFolder(Path(path))
-    about = folder.manifest()
+    about = folder.about()
     if about is None or about.get("measures") != "tune":
         raise BadFolder(f"{path} holds no tuning of ARM's parameters; mless tune --method grid --out DIR makes one")
     if not about.get("complete"):

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from mless import gates
 from mless.errors import BadData
 from mless.study.identity import digest
+from mless.study.logs import (
+    an_object,
+    check_drawing,
+    check_log,
+    check_sample,
+    check_stored_condition,
+    first,
+    read_log,
+    unzipped,
+)
 
 #: What lm-eval's regex filter says where it found nothing.
 _NOTHING_FOUND = "[invalid]"
-#: zstd's number among a zip archive's compression methods.
-_ZSTD = 93
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d:.\-]+)")
 
 
@@ -65,38 +72,16 @@ def read_results(where: Any, source: str, task: str | None) -> Results:
         found = _from_json(cast("Mapping[str, Any]", where), source, task)
         return replace(found, digest=digest([[row.item, row.sample, row.text, str(row.scores)] for row in found.rows]))
     path = Path(where)
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise BadData(
-            f"no file {str(path)!r}; give lm-eval's samples_*.jsonl, or an Inspect log (.eval or .json)"
-        ) from None
-    except OSError as fault:
-        raise BadData(f"{path} cannot be read: {fault.strerror}; give a file, not a folder") from None
+    raw = read_log(path)
     if path.suffix == ".eval" or raw[:4] == b"PK\x03\x04":
-        found = _inspect(_unzipped(path), str(path))
+        found = _inspect(unzipped(path), str(path))
     elif path.suffix == ".jsonl":
         found = _lm_eval_file(
-            path, [_loaded(line, path, n) for n, line in enumerate(raw.splitlines(), 1) if line.strip()]
+            path, [an_object(line, path, n) for n, line in enumerate(raw.splitlines(), 1) if line.strip()]
         )
     else:
-        found = _from_json(_loaded(raw, path), str(path), task)
+        found = _from_json(an_object(raw, path), str(path), task)
     return replace(found, digest=hashlib.sha256(raw).hexdigest())
-
-
-def _loaded(raw: bytes, path: Path, line: int | None = None) -> dict[str, Any]:
-    where = f"{path}{f', line {line}' if line else ''}"
-    try:
-        content: Any = json.loads(raw)
-    except ValueError as fault:
-        raise BadData(
-            f"{where} is no JSON ({fault}); give lm-eval's samples_*.jsonl, or an Inspect log (.eval or .json)"
-        ) from None
-    if not isinstance(content, dict):
-        raise BadData(
-            f"{where}: an object was expected, not a {type(content).__name__}; give lm-eval's samples_*.jsonl, or an Inspect log"
-        )
-    return cast("dict[str, Any]", content)
 
 
 def _from_json(content: Mapping[str, Any], source: str, task: str | None) -> Results:
@@ -113,7 +98,12 @@ def _from_json(content: Mapping[str, Any], source: str, task: str | None) -> Res
     name = task if task is not None else next(iter(by_task))
     if name not in by_task:
         raise BadData(f"{source} has no task {name!r}; it has: {', '.join(by_task)}")
-    return _lm_eval(by_task[name], source, name, content)
+    rows: Any = by_task[name]
+    if not isinstance(rows, list):
+        raise BadData(
+            f"{source}: the samples of task {gates.shown(name, 60)} are {gates.kind_of(rows)}; expected a list of them"
+        )
+    return _lm_eval(cast("list[dict[str, Any]]", rows), source, name, content)
 
 
 # ---- lm-evaluation-harness ---------------------------------------------------------------------------------------------
@@ -126,18 +116,15 @@ def _lm_eval_file(path: Path, samples: list[dict[str, Any]]) -> Results:
     if match is not None:
         whole = path.with_name(f"results_{match['date']}.json")
         if whole.is_file():
-            beside = _loaded(whole.read_bytes(), whole)
+            beside = an_object(read_log(whole), whole)
     return _lm_eval(samples, str(path), match["task"] if match else None, beside)
 
 
 def _lm_eval(samples: Sequence[Mapping[str, Any]], source: str, task: str | None, beside: Mapping[str, Any]) -> Results:
     if not samples:
         raise BadData(f"{source} holds no samples; was the run finished, with --log_samples?")
-    for sample in samples:
-        if missing := [key for key in ("doc_id", "arguments", "resps", "metrics") if key not in sample]:
-            raise BadData(
-                f"{source}: a sample has no {missing[0]!r}, so it is not lm-eval's (it has: {', '.join(list(sample)[:8])}); expected --log_samples' JSONL"
-            )
+    for number, sample in enumerate(samples, 1):
+        check_sample(sample, source, number)
     filters = list(dict.fromkeys(str(sample.get("filter", "none")) for sample in samples))
     rows: dict[str, Scored] = {}
     for sample in samples:
@@ -156,17 +143,20 @@ def _lm_eval(samples: Sequence[Mapping[str, Any]], source: str, task: str | None
     settings: dict[str, Any] = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
     asked = _arguments(samples[0])[0]
     drawing: dict[str, Any] = asked[1] if len(asked) > 1 and isinstance(asked[1], dict) else {}
-    limit = drawing.get("max_gen_toks")
+    check_drawing(drawing, source)
     warm = drawing.get("temperature") if drawing.get("do_sample", True) else 0.0
+    condition = settings.get("mless_condition")
+    if condition is not None:
+        check_stored_condition(condition, source)
     return Results(
         source,
         "lm-eval",
         list(rows.values()),
         task,
         _lm_eval_model(beside, settings),
-        settings.get("mless_condition"),
-        float(warm) if isinstance(warm, int | float) else 0.0,
-        limit if isinstance(limit, int) else None,
+        condition,
+        float(warm or 0.0),
+        drawing.get("max_gen_toks"),
         "" if drawing else "log-likelihoods of the given choices",
     )
 
@@ -196,67 +186,24 @@ def _lm_eval_row(item: str, sample: Mapping[str, Any], scores: dict[str, Any]) -
     target = str(sample.get("target", ""))
     if len(requests[0]) > 1 and isinstance(requests[0][1], str):
         choices = [str(request[1]) for request in requests]
-        found = [float(_first(response)) for response in sample["resps"]]
+        found = [float(first(response)) for response in sample["resps"]]
         by_length = any(name.startswith("acc_norm") for name in scores)
         likelihoods = "; ".join(f"{choice.strip()}: {value:.2f}" for choice, value in zip(choices, found, strict=True))
         best = max(range(len(choices)), key=lambda n: found[n])
         right = choices[int(target)].strip() if target.isdecimal() and int(target) < len(choices) else target
         how = "likeliest" + (" (acc; acc_norm divides by length)" if by_length else "")
         return Scored(item, 0, mark, question, right, likelihoods, choices[best].strip(), how, scores)
-    filtered = _first(sample.get("filtered_resps"))
+    filtered = first(sample.get("filtered_resps"))
     extracted = None if filtered is None or filtered == _NOTHING_FOUND else str(filtered)
-    text = str(_first(sample["resps"]))
+    text = str(first(sample["resps"]))
     return Scored(item, 0, mark, question, target, text, extracted, str(sample.get("filter", "")), scores)
-
-
-def _first(value: Any) -> Any:
-    """The first thing in lists within lists."""
-    while isinstance(value, list | tuple):
-        inner = cast("Sequence[Any]", value)
-        value = inner[0] if inner else None
-    return value
 
 
 # ---- Inspect -----------------------------------------------------------------------------------------------------------
 
 
-def _unzipped(path: Path) -> dict[str, Any]:
-    """An .eval log as its .json would be: the header, and one file per sample."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if "header.json" not in names:
-                raise BadData(
-                    f"{path} has no header.json: the eval did not finish; finish it with: inspect eval-retry {path}"
-                )
-            samples = [name for name in names if name.startswith("samples/") and name.endswith(".json")]
-            content = _loaded(_entry(archive, "header.json"), path)
-            return content | {"samples": [_loaded(_entry(archive, name), path) for name in samples]}
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as fault:
-        raise BadData(
-            f"{path} is no Inspect log that can be read ({fault}); an .eval is a zip archive, and this one may be damaged: convert it with: "
-            f"inspect log convert --to json --output-dir DIR {path}"
-        ) from None
-
-
-def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One file of an archive. Inspect compresses with zstd, which Python's zipfile reads from 3.14 on, and pyarrow in every version."""
-    entry = archive.getinfo(name)
-    if entry.compress_type != _ZSTD:
-        return archive.read(name)
-    import pyarrow as pa
-
-    assert archive.fp is not None
-    # The local header has its own lengths of name and extra field, at bytes 26 and 28; the content comes right behind them.
-    archive.fp.seek(entry.header_offset)
-    header = archive.fp.read(30)
-    archive.fp.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
-    packed = archive.fp.read(entry.compress_size)
-    with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
-        return stream.read()
-
-
 def _inspect(content: Mapping[str, Any], source: str) -> Results:
+    check_log(content, source)
     about: dict[str, Any] = content["eval"]
     if content.get("status") != "success":
         fault: dict[str, Any] = content.get("error") or {}
@@ -270,9 +217,11 @@ def _inspect(content: Mapping[str, Any], source: str) -> Results:
     rows = [_inspect_row(_with_attachments(sample), source) for sample in samples]
     config: dict[str, Any] = {
         **(about.get("model_generate_config") or {}),
-        **(content.get("plan") or {}).get("config", {}),
+        **((content.get("plan") or {}).get("config") or {}),
     }
     condition = next((one for sample in samples if (one := _inspect_condition(sample))), None)
+    if condition is not None:
+        check_stored_condition(condition, source)
     return Results(
         source,
         "inspect",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mless import __version__, tasks
+from mless import __version__, gates, tasks
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.results.folder import ResultFolder
 from mless.results.schemas import ANSWERS
@@ -83,7 +83,7 @@ def import_results(
     about = _about(named, metric, label, called, conditions, settings, seed, path)
     about["study"]["primary"] = primary
     folder = ResultFolder(path)
-    stored = folder.manifest()
+    stored = folder.about()
     if stored is not None:
         check_same(folder, stored, about["identity"])
     elif folder.holds_something_else():
@@ -163,9 +163,8 @@ def _right(row: Scored, metric: str, source: str) -> bool:
         return bool(value)
     others = [name for name, one in row.scores.items() if name != metric and one in (0, 1, "C", "I")]
     way = f"; those that are: {', '.join(others)}" if others else ""
-    raise BadData(
-        f"{source}, item {row.item!r}: {metric} is {value!r}, and only a score that is 0 or 1 for every item can be tested by pairs{way}"
-    )
+    where = f"{source}, item {gates.shown(row.item)}: {gates.shown(metric)} is {gates.shown(value)}"
+    raise BadData(f"{where}, and only a score that is 0 or 1 for every item can be tested by pairs{way}")
 
 
 def _check_items(named: Mapping[str, Results]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mless.registry import Registry
 from mless.results.folder import ResultFolder
-from mless.results.reading import measured_in
+from mless.results.manifest import measured_in
 from mless.study.bench import Measurement
 
 if TYPE_CHECKING:
@@ -41,5 +41,5 @@ def readouts_of(measurement: Measurement | type[Measurement]) -> Mapping[str, ty
 
 def verdict_lines(path: Path) -> list[str]:
     """A finished study in words: an opening line, one per condition, the published claim, and the limits."""
-    kind = MEASUREMENTS.get(measured_in(ResultFolder(path).manifest() or {}))
+    kind = MEASUREMENTS.get(measured_in(ResultFolder(path).about() or {}))
     return kind.lines(path, readouts_of(kind))

@@ -50,7 +50,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     bench = Bench(
         spec, folder, items, conditions, None, layers, heads, {"model": subject.label, "task": task}, progress, subject
     )
-    stored = folder.manifest()
+    stored = folder.about()
     if stored is not None:
         check_age(folder, stored)
         check_same(folder, stored, identity)
@@ -147,7 +147,7 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
     writer = _Writer(measurement, bench, job, written, identity, analysis, len(units))
     with bench.folder.writing():
         bench.folder.sweep()
-        stored = bench.folder.manifest()
+        stored = bench.folder.about()
         if stored is not None:
             check_age(bench.folder, stored)
             check_same(bench.folder, stored, identity)

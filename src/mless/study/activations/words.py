@@ -18,7 +18,7 @@ from mless.values import condition_of, condition_words, counted, named_layers
 def activation_lines(path: Path) -> list[str]:
     """A line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
-    about = folder.manifest() or {}
+    about = folder.about() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]
     layers: list[int] = about["layers"]
     rows = _changes(folder, tokens="all")

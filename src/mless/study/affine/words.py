@@ -15,7 +15,7 @@ def affine_lines(path: Path) -> list[str]:
     """One line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
     rows: list[dict[str, Any]] = folder.read_table("affine").to_pylist()
-    about = folder.manifest() or {}
+    about = folder.about() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
     count = len(about["items"])

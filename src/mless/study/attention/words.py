@@ -22,7 +22,7 @@ def attention_lines(path: Path) -> list[str]:
     """One line per condition, then the published claim, then the limits."""
     folder = ResultFolder(path)
     rows: list[dict[str, Any]] = folder.read_table("retained", filters=[("queries", "==", "original")]).to_pylist()
-    about = folder.manifest() or {}
+    about = folder.about() or {}
     conditions: dict[str, dict[str, Any]] = about["conditions"]
     by_condition = {name: [row for row in rows if row["condition"] == name] for name in conditions if name != "none"}
     has_epsilon = any(row.get("epsilon") is not None for row in rows)

@@ -70,7 +70,7 @@ class TuningMeasurement(Composed):
         identity = _identity(spec, items, subject, progress)
         plain = spec.model_copy(update={"tune": tune.model_copy(update={"transfer": []})})
         folder = ResultFolder(job.out if job.out is not None else default_folder(plain, label))
-        stored = folder.manifest()
+        stored = folder.about()
         analysis = digest(settings.known_before(settings.model_dump()))
         if stored is not None:
             check_age(folder, stored)
@@ -231,7 +231,7 @@ class _Tuning:
         self._correct_transfers(rows)
         self.folder.write_table("tuning", self._table(choice, accuracy))
         self.folder.write_table("tuned", pa.Table.from_pylist(rows, schema=ACCURACY))
-        inner = ResultFolder(self.folder.path / "test").manifest() or {}
+        inner = ResultFolder(self.folder.path / "test").about() or {}
         about |= {
             key: inner.get(key) for key in ("model", "tokenizer", "prompt", "engine", "device", "implementations")
         }

@@ -17,7 +17,7 @@ def tuning_lines(path: Path, accuracy: Readout) -> list[str]:
     """How many settings were tried, the choice on dev, what the test items and the other tasks say of it, and how far settings matter."""
     folder = ResultFolder(path)
     rows: list[dict[str, Any]] = folder.read_table("tuning").to_pylist()
-    about = folder.manifest() or {}
+    about = folder.about() or {}
     choice: dict[str, Any] = about["tuning"]
     name, tried = choice["chosen"], choice["tried"]
     last = next(row for row in reversed(rows) if row["condition"] == name)
