@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mless.registry import register
     from mless.study import Outcome, StudySpec, load_study, verdict_lines
     from mless.study.direct import Share, items, prompts, retained, run
+    from mless.study.verifying import Verification, verify
     from mless.values import ArmSettings, Condition, FigureSpec, Item, Panel, Prompt, Span
 
 _MODULE_OF = {
@@ -49,6 +50,7 @@ _MODULE_OF = {
     "Share": "mless.study.direct",
     "Span": "mless.values",
     "StudySpec": "mless.study",
+    "Verification": "mless.study.verifying",
     "align": "mless.prompting",
     "arm": "mless.redistribution",
     "attach_arm": "mless.redistribution",
@@ -64,6 +66,7 @@ _MODULE_OF = {
     "retained": "mless.study.direct",
     "run": "mless.study.direct",
     "verdict_lines": "mless.study",
+    "verify": "mless.study.verifying",
 }
 
 __all__ = [
@@ -85,6 +88,7 @@ __all__ = [
     "Share",
     "Span",
     "StudySpec",
+    "Verification",
     "align",
     "arm",
     "attach_arm",
@@ -100,6 +104,7 @@ __all__ = [
     "retained",
     "run",
     "verdict_lines",
+    "verify",
 ]
 
 

@@ -23,6 +23,7 @@ from mless.cli.command_plan import plan
 from mless.cli.command_run import run
 from mless.cli.command_studies import studies
 from mless.cli.command_tune import tune
+from mless.cli.command_verify import verify
 from mless.cli.groups import spread
 from mless.cli.printing import plain
 from mless.cli.streams import CLOSED_PIPE, OutputClosed, guarded
@@ -40,6 +41,7 @@ _COMMANDS = {
     "tune": tune,
     "plan": plan,
     "import": import_,
+    "verify": verify,
     "studies": studies,
     "models": models,
     "doctor": doctor,

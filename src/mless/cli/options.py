@@ -40,6 +40,9 @@ Primary = Annotated[
     StudyField(),
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value: any study field, as --set margins.drop=0.9.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that the model's repository brings.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")]
 
 
@@ -56,9 +59,7 @@ class LoadingOptions:
         StudyField(),
     ] = None
     # No study field: a study file must not be able to allow it.
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that the model's repository brings.")
-    ] = False
+    trust_remote_code: TrustRemoteCode = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,9 @@ class LoadedModel:
     def computing(self) -> dict[str, Any]:
         """What it computes in, for study.json."""
         kept = {"dtype": self.dtype, "weights": self.stored or self.dtype, "why": self.why}
-        return kept | ({"processor": processor.here().about()} if self.device.type == "cpu" else {})
+        # Sums over other numbers of threads differ in their last bits.
+        here = {"processor": processor.here().about(), "threads": torch.get_num_threads()}
+        return kept | (here if self.device.type == "cpu" else {})
 
     def numbered(self, layers: object) -> list[int]:
         """Layers as a person may give them, of those that were loaded."""

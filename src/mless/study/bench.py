@@ -265,6 +265,16 @@ class Measurement:
         """The tables of each unit of a group, in any order."""
         raise NotImplementedError
 
+    def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
+        """Whether the folder still holds what this unit measured, as a file of its own or in a table."""
+        return folder.has_unit(self.unit_tables, unit.key) or bool(self.merged and folder.has_tables(self.merged))
+
+    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
+        """What the folder holds of a unit, the `place`th of so many."""
+        if folder.has_unit(self.unit_tables, unit.key):
+            return {table: folder.read_unit(table, unit.key) for table in self.unit_tables}
+        return {table: folder.read_part(table, place, units) for table in self.merged}
+
     def finish(self, bench: Bench) -> None:
         """Write the tables that are not merged from units."""
 

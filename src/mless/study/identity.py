@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,10 +98,15 @@ def check_age(folder: ResultFolder, stored: dict[str, Any]) -> None:
         )
 
 
+def differing(stored: Mapping[str, Any], identity: Mapping[str, str]) -> list[str]:
+    """The names of what is not as in the stored study."""
+    old = stored.get("identity", {})
+    return sorted(key for key in identity if old.get(key) != identity[key])
+
+
 def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
     """Compare the part of the identity that is known before a model is loaded."""
-    old = stored.get("identity", {})
-    different = sorted(key for key in identity if old.get(key) != identity[key])
+    different = differing(stored, identity)
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
     if different:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from mless import __version__, tasks
 from mless.errors import BadAttention, BadFolder, BadStudy
@@ -16,10 +18,21 @@ from mless.results.reading import read_prompts
 from mless.results.schemas import prompts_table
 from mless.study.bench import Bench, Group, Job, Measurement, Outcome, StartAgain, Unit, Written
 from mless.study.conditions import conditions_of
-from mless.study.identity import check_age, check_same, default_folder, identity_of, rerun_command, versions
+from mless.study.identity import (
+    check_age,
+    check_same,
+    default_folder,
+    differing,
+    identity_of,
+    rerun_command,
+    versions,
+)
 from mless.study.showing import check_figure
 from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
 from mless.values import Condition, Item, parse_numbers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Stored instead of the tables' digest while they are being written.
 _UNFINISHED = "unfinished"
@@ -27,6 +40,24 @@ _UNFINISHED = "unfinished"
 
 def run(measurement: Measurement, job: Job) -> Outcome:
     """Run what is missing of the study into its folder, and make its tables."""
+    bench, identity = _opened(measurement, job)
+    analysis, folder = measurement.analysis(bench.items), bench.folder
+    stored = folder.about()
+    if stored is not None:
+        check_age(folder, stored)
+        check_same(folder, stored, identity)
+        measurement.check_stored(folder, stored)
+        if stored.get("complete") and folder.has_tables(measurement.sources):
+            there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
+            folder.check_tables(there, stored)
+            return _judge_again(measurement, bench, job, stored, analysis)
+    elif folder.holds_something_else():
+        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+    return _compute(measurement, bench, job, identity, analysis)
+
+
+def _opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[Bench, dict[str, str]]:
+    """The study with its items and its model, not loaded yet, and its identity so far; with `anew` the weights are hashed again."""
     spec, progress = job.spec, job.progress
     conditions = conditions_of(spec)
     _check_conditions(measurement, conditions, job)
@@ -43,25 +74,13 @@ def run(measurement: Measurement, job: Job) -> Outcome:
         _check_arm_is_measured(measurement, conditions, layers)
     if job.for_figure:
         check_figure(spec, subject.layers or 0, subject.heads or 0)
-    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model, progress=progress)
+    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model, progress=progress, anew=anew)
     identity = measurement.identity(identity_of(spec, subject.described, weights, items), items)
-    analysis = measurement.analysis(items)
     folder = ResultFolder(job.out or default_folder(spec, subject.label, measurement.judged_by))
     bench = Bench(
         spec, folder, items, conditions, None, layers, heads, {"model": subject.label, "task": task}, progress, subject
     )
-    stored = folder.about()
-    if stored is not None:
-        check_age(folder, stored)
-        check_same(folder, stored, identity)
-        measurement.check_stored(folder, stored)
-        if stored.get("complete") and folder.has_tables(measurement.sources):
-            there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
-            folder.check_tables(there, stored)
-            return _judge_again(measurement, bench, job, stored, analysis)
-    elif folder.holds_something_else():
-        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
-    return _compute(measurement, bench, job, identity, analysis)
+    return bench, identity
 
 
 # ---- checks before anything is loaded ----------------------------------------------------------------------
@@ -314,6 +333,63 @@ def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractC
     from mless.redistribution import attached
 
     return attached(bench.model.model, replace(settings, layers=here))
+
+
+# ---- computing some of it again --------------------------------------------------------------------------------------
+
+#: What may differ from the stored study, because the numbers are then compared within tolerances.
+_CIRCUMSTANCES = (" in use", "kind of device")
+
+
+@dataclass(frozen=True)
+class Again:
+    """Units computed again beside their stored rows, and whether device and versions are the same as then."""
+
+    units: list[tuple[Unit, Mapping[str, pa.Table], Mapping[str, pa.Table]]]
+    same: bool
+    dtype: str
+
+
+def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, number: int, rng: Random) -> Again:
+    """Compute some stored units again, in the groups that they were computed in. Nothing is written; `job.out` names no folder that exists."""
+    stored = folder.manifest() or {}
+    bench, identity = _opened(measurement, job, anew=True)
+    _check_comparable(stored, identity)
+    assert bench.subject is not None
+    measurement.load(bench.subject, bench.layers, job.progress)
+    bench.prompts = write_prompts(measurement, bench, bench.subject).prompts
+    measurement.prepare(bench)
+    loaded = measurement.identity_loaded(bench) | {"unit format": str(measurement.unit_format)}
+    _check_comparable(stored, loaded)
+    units = bench.units()
+    places = [at for at, unit in enumerate(units) if measurement.has_rows(folder, unit)]
+    chosen = {units[at].key: at for at in sorted(rng.sample(places, min(number, len(places))))}
+    found: list[tuple[Unit, Mapping[str, pa.Table], Mapping[str, pa.Table]]] = []
+    try:
+        loaded |= measurement.start(bench, stored, resumed=True) if chosen else {}
+        job.progress.checked()
+        for group in measurement.groups(bench, [units[at] for at in chosen.values()]):
+            with _with_arm(measurement, bench, group):
+                for unit, tables in measurement.measure(bench, group):
+                    if unit.key in chosen:
+                        rows = measurement.rows_of(
+                            folder, unit, chosen[unit.key], len(units), bench.items[unit.number].id
+                        )
+                        found.append((unit, tables, rows))
+                        job.progress.step("recomputing", len(found), len(chosen))
+        device = measurement.about(bench).get("device")
+    finally:
+        measurement.stop()
+    same = stored.get("versions") == versions() and stored.get("device") == json.loads(json.dumps(device))
+    return Again(found, same and not differing(stored, loaded), str((stored.get("device") or {}).get("dtype")))
+
+
+def _check_comparable(stored: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+    different = [name for name in differing(stored, identity) if not name.endswith(_CIRCUMSTANCES)]
+    if different:
+        raise BadFolder(
+            f"what is at hand here is not what the folder was made from: it differs in {', '.join(different)}"
+        )
 
 
 # ---- judging what is stored ------------------------------------------------------------------------------------------

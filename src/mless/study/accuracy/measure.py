@@ -246,6 +246,15 @@ class AccuracyMeasurement(Measurement):
         )
         return fewer
 
+    def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
+        return super().has_rows(folder, unit) or folder.has_tables(self.sources)
+
+    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
+        if folder.has_unit(self.unit_tables, unit.key):
+            return super().rows_of(folder, unit, place, units, item)
+        where = [("condition", "==", unit.condition.name), ("item", "==", item)]
+        return {"replies": folder.read_table("answers", columns=REPLIES.names, filters=where)}
+
     # ---- what is made of them
 
     def finish(self, bench: Bench) -> None:

@@ -1,0 +1,39 @@
+"""`mless verify`: whether a result folder is whole, and whether a sample of it comes out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mless.cli.options import Json, TrustRemoteCode
+from mless.cli.printing import print_json, print_verdict
+from mless.cli.progress import ProgressBar
+
+
+def verify(
+    result: Annotated[Path, typer.Argument(help="A result folder.")],
+    *,
+    sample: Annotated[
+        int, typer.Option(help="How many units to compute again, where model and data are at hand; 0 for none.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(help="Which units are drawn for that.")] = 0,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: Json = False,
+) -> None:
+    """Say whether a result folder is whole and who made it from what, and compute a sample of it again. Exit code 2 unless it is whole."""
+    from mless.study import verifying
+
+    bar = ProgressBar(quiet=as_json)
+    bar.checked()  # there is no run to check
+    try:
+        found = verifying.verify(result, sample=sample, seed=seed, progress=bar, trust_remote_code=trust_remote_code)
+    finally:
+        bar.stop()
+    if as_json:
+        print_json(found.content())
+    else:
+        print_verdict(verifying.verification_lines(found))
+    if not found.good:
+        raise typer.Exit(2)

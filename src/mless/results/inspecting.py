@@ -1,0 +1,99 @@
+"""Every file of a result folder looked at: which are whole, which are damaged, and which do not belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mless.errors import BadFolder
+from mless.results.folder import SEALED, ResultFolder
+
+#: What a finished folder holds beside its tables.
+_KNOWN = ("study.json", ".lock", "figures", "report.html", "units", "set-aside")
+
+
+@dataclass
+class Findings:
+    """What was found in a folder; `about` is study.json where it can be trusted."""
+
+    about: Mapping[str, Any] | None = None
+    tables: int = 0
+    units: int = 0
+    damaged: list[str] = field(default_factory=list[str])
+    left_over: list[str] = field(default_factory=list[str])
+    #: Result folders inside this one.
+    inner: list[Path] = field(default_factory=list[Path])
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the folder was made with checksums."""
+        return self.about is None or self.about["format"] >= SEALED
+
+    @property
+    def complete(self) -> bool:
+        return self.about is not None and bool(self.about.get("complete", True))
+
+
+def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda what, done, total: None) -> Findings:
+    """Read every table and unit of a folder, and compare each with its checksum."""
+    folder, found = ResultFolder(path), Findings()
+    try:
+        found.about = folder.manifest()
+    except BadFolder as fault:
+        found.damaged.append(str(fault))
+        return found
+    if found.about is None:
+        raise BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+    tables = _tables(path, found)
+    units = sorted((path / "units").glob("*/*.parquet"))
+    for done, table in enumerate(tables, start=1):
+        _look(found, lambda name=table: _check_table(folder, name, found.about or {}))
+        found.tables += 1
+        step("checking", done, len(tables) + len(units))
+    for done, unit in enumerate(units, start=1):
+        _look(found, lambda file=unit: folder.read_unit(file.parent.name, file.stem))
+        found.units += 1
+        step("checking", len(tables) + done, len(tables) + len(units))
+    _look_around(path, found, tables)
+    return found
+
+
+def _tables(path: Path, found: Findings) -> list[str]:
+    about = found.about or {}
+    if not found.sealed:
+        return sorted(file.stem for file in path.glob("*.parquet"))
+    return sorted({**about.get("tables", {}), **about.get("tables_next", {})})
+
+
+def _check_table(folder: ResultFolder, table: str, about: Mapping[str, Any]) -> None:
+    if not folder.has_tables((table,)):
+        raise BadFolder(
+            f"{folder.path / table}.parquet is missing; restore it from a copy, or run the same command again"
+        )
+    folder.check_tables((table,), about)
+    if about["format"] < SEALED:
+        folder.read_table(table)  # all that can be said of it is that it can be read
+
+
+def _look(found: Findings, check: Callable[[], object]) -> None:
+    try:
+        check()
+    except BadFolder as fault:
+        found.damaged.append(str(fault))
+
+
+def _look_around(path: Path, found: Findings, tables: list[str]) -> None:
+    """What else lies there."""
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and (entry / "study.json").exists():
+            found.inner.append(entry)
+        elif entry.name == "set-aside":
+            found.left_over.append("set-aside/: damaged or foreign units that were measured anew")
+        elif entry.name == "units" and found.complete:
+            found.left_over.append("units/: the tables hold them; the same command removes them")
+        elif entry.name.endswith(".partial"):
+            found.left_over.append(f"{entry.name}: left by a killed run")
+        elif entry.name not in _KNOWN and (entry.suffix != ".parquet" or entry.stem not in tables):
+            found.left_over.append(f"{entry.name}: not listed in study.json")

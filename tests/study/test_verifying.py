@@ -1,0 +1,205 @@
+"""`mless verify` on good, damaged, unfinished, older and imported folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mless
+from interrupted import about_changed, not_finished, table_replaced, units_kept
+from mless.errors import BadFolder, BadStudy
+from mless.results.folder import ResultFolder
+from mless.study import load_study, run_study
+from mless.study.measuring import Again
+from mless.study.verifying import compare, verification_lines, verify
+from spelling import model_folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished folder that still has its units."""
+    out = tmp_path_factory.mktemp("whole") / "r"
+    with units_kept():
+        run_tiny(tiny, out)
+    return out
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "r")
+    shutil.rmtree(tmp_path / "r" / "units")
+    return tmp_path / "r"
+
+
+def run_tiny(model: Path, out: Path, study: str = "quick", **changes: Any) -> None:
+    chosen = {"model": str(model), "limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", **changes}
+    run_study(load_study(study, chosen), out)
+
+
+def test_a_good_folder(folder: Path, tiny: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = verify(folder, sample=4)
+    assert (found.state, found.good, found.tables, found.units, list(found.damaged)) == ("whole", True, 5, 0, [])
+    assert found.recomputed is not None
+    assert (found.recomputed.units, found.recomputed.differing, found.recomputed.same_circumstances) == (4, 0, True)
+    assert found.recomputed.numbers > 1000
+    assert found.made["model"] == str(tiny)
+    assert len(found.made["fingerprint"]) == 64
+    head, *rest = verification_lines(found)
+    assert head == f"{folder}: whole: study.json and 5 tables are as they were written"
+    assert any(line.startswith("made from: study quick, model ") and "(3 items)" in line for line in rest)
+    assert any(line.startswith("made by: mless 0.1.0 (format 3), python ") and "torch" in line for line in rest)
+    assert any("all equal to the last bit" in line for line in rest)
+    assert rest[-1].startswith("Checksums find damage, not forgery")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert mless.verify(folder, sample=0).not_recomputed == "no sample was asked for"
+
+
+@pytest.mark.parametrize("study", ["activations", "affine"])
+def test_other_measurements(tiny: Path, tmp_path: Path, study: str) -> None:
+    with units_kept():
+        run_tiny(tiny, tmp_path / "r", study)
+    found = verify(tmp_path / "r", sample=2)
+    assert found.state == "whole"
+    assert found.left_over == ["units/: the tables hold them; the same command removes them"]
+    assert found.recomputed is not None
+    assert (found.recomputed.units, found.recomputed.differing) == (2, 0)
+    shutil.rmtree(tmp_path / "r" / "units")
+    found = verify(tmp_path / "r", sample=2)
+    assert (found.recomputed is None) is (study == "affine")
+    assert study != "affine" or "these are removed when a study ends" in found.not_recomputed
+
+
+def test_a_damaged_folder(folder: Path) -> None:
+    content = bytearray((folder / "retained.parquet").read_bytes())
+    content[len(content) // 2] ^= 4
+    (folder / "retained.parquet").write_bytes(content)
+    (folder / "shares.parquet").unlink()
+    (folder / "notes.txt").write_text("mine")
+    found = verify(folder)
+    assert (found.state, found.good) == ("damaged", False)
+    assert len(found.damaged) == 2
+    lines = verification_lines(found)
+    assert "damaged: 2 fault(s)" in lines[0]
+    assert any("retained.parquet is damaged" in line for line in lines)
+    assert any("shares.parquet is missing; restore it" in line for line in lines)
+    assert "also there: notes.txt: not listed in study.json" in lines
+    assert "not computed again: the folder is damaged" in lines
+    (folder / "study.json").write_text((folder / "study.json").read_text().replace('"seed": 0', '"seed": 1'))
+    found = verify(folder)
+    assert (found.state, len(found.damaged)) == ("damaged", 1)
+
+
+def test_an_unfinished_folder(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(finished, out)
+    not_finished(out)
+    ResultFolder(out).unit_path("attention", "mless-00003").unlink()
+    found = verify(out)
+    assert (found.state, found.good, found.units, found.units_needed) == ("unfinished", False, 11, 6)
+    assert found.recomputed is not None
+    assert found.recomputed.differing == 0
+    shutil.copyfile(
+        ResultFolder(out).unit_path("attention", "none-00001"), ResultFolder(out).unit_path("attention", "mless-00001")
+    )
+    found = verify(out)
+    assert found.state == "damaged"
+    assert "it holds another unit: unit 'none-00001' instead of 'mless-00001'" in found.damaged[0]
+
+
+def test_forged_numbers_are_found_by_computing_them_again(folder: Path) -> None:
+    """With new checksums, which whoever writes them can make."""
+    file = folder / "attention.parquet"
+    groups = pq.ParquetFile(file)
+    tables = [groups.read_row_group(n) for n in range(groups.num_row_groups)]
+    column = tables[0].schema.get_field_index("received")
+    rows = [[None if v is None else v * 1.5 for v in row] for row in tables[2]["received"].to_pylist()]
+    tables[2] = tables[2].set_column(
+        column, tables[2].schema.field(column), pa.array(rows, tables[2].schema.field(column).type)
+    )
+    units = ResultFolder(folder.parent / "units-of-it")
+    for n, table in enumerate(tables):
+        units.write_unit({"attention": table}, str(n))
+    units.merge("attention", [str(n) for n in range(len(tables))])
+    table_replaced(folder, "attention", pq.read_table(file))  # lists the digest of what is about to be there
+    shutil.copyfile(units.path / "attention.parquet", file)
+    from mless.results.sealing import digest_of_file
+
+    with about_changed(folder) as about:
+        about["tables"]["attention"] = digest_of_file(file)
+    found = verify(folder, sample=6)
+    assert (found.state, found.good, found.damaged) == ("differs", False, [])
+    assert found.recomputed is not None
+    assert found.recomputed.largest > 0.1
+    assert "not reproduced" in verification_lines(found)[0]
+    assert json.loads(json.dumps(found.content()))["good"] is False
+
+
+def test_what_cannot_be_computed_again_is_said(folder: Path, tiny: Path, tmp_path: Path) -> None:
+    with about_changed(folder) as about:
+        about["study"]["model"] = str(tmp_path / "nowhere")
+    found = verify(folder)
+    assert (found.state, found.recomputed) == ("whole", None)
+    assert "no model" in found.not_recomputed
+    other = tmp_path / "tiny"
+    shutil.copytree(tiny, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 5000.0}))
+    with about_changed(folder) as about:
+        about["study"]["model"] = str(other)
+    assert "it differs in model's weights" in verify(folder).not_recomputed
+    with about_changed(folder) as about:
+        about["imported"] = {"none": {"file": "x", "sha256": "0"}}
+    assert "imported from another program" in verify(folder).not_recomputed
+
+
+def test_an_older_folder_can_only_be_read(folder: Path) -> None:
+    with about_changed(folder, number=2):
+        pass
+    found = verify(folder, sample=0)
+    assert (found.state, found.good, found.tables) == ("unsealed", True, 5)
+    assert "made before there were checksums" in verification_lines(found)[0]
+    (folder / "shares.parquet").write_bytes(b"PAR1")
+    assert verify(folder, sample=0).state == "damaged"
+
+
+def test_what_is_no_folder_or_no_sample(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(BadFolder, match="no result folder"):
+        verify(tmp_path / "nothing")
+    with pytest.raises(BadStudy, match="0 or more, got -1"):
+        verify(folder, sample=-1)
+
+
+@pytest.mark.parametrize(
+    ("same", "changes", "agrees"),
+    [
+        (True, {}, True),
+        (True, {"x": [1.0, 1.0000001]}, True),
+        (False, {"x": [1.0, 1.0009]}, True),
+        (False, {"x": [1.0, 1.1]}, False),
+        (False, {"x": [1.0, None]}, False),
+        (False, {"x": [1.0]}, False),
+        (True, {"text": ["a", "c"]}, False),
+        (False, {"text": ["a", "c"]}, True),
+    ],
+)
+def test_numbers_within_tolerance_and_texts(same: bool, changes: dict[str, Any], agrees: bool) -> None:
+    stored = {"x": [1.0, 1.0], "text": ["a", "b"]}
+    now = {key: pa.array(value) for key, value in (stored | changes).items()}
+    tables = {name: pa.table({name: now[name]}) for name in now}
+    kept = {name: pa.table({name: pa.array(value)}) for name, value in stored.items()}
+    unit: Any = None
+    found = compare(Again([(unit, tables, kept)], same, "float32"))
+    assert found.agrees is agrees
+    assert (found.differing + found.texts_differing > 0) is bool(changes)
