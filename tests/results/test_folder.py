@@ -281,14 +281,25 @@ def test_tables_that_are_not_there(folder: ResultFolder) -> None:
 
 
 def test_what_a_run_killed_at_its_start_leaves_is_not_foreign(folder: ResultFolder) -> None:
-    assert not folder.holds_something_else()
+    folder.check_free()
     with folder.writing():
         (folder.path / ".study.json.abc.partial").write_text("{")
-    assert not folder.holds_something_else()
+    folder.check_free()
     (folder.path / "thesis.tex").write_text("mine")
-    assert folder.holds_something_else()
+    with pytest.raises(BadFolder, match=r"is not empty and holds no study\.json; choose another --out"):
+        folder.check_free()
+
+
+def test_a_table_that_was_replaced_is_opened_anew(folder: ResultFolder) -> None:
     folder.write_manifest({})
-    assert not folder.holds_something_else()
+    for value in (1, 2):
+        for key in ("a", "b"):
+            folder.write_unit({"own": table(value)}, key)
+        folder.merge("own", ["a", "b"])
+        folder.write_manifest(folder.manifest() or {})
+        assert folder.read_part("own", 1, 2) == table(value)
+    with pytest.raises(BadFolder, match="has 2 parts where its study has 3 units"):
+        folder.read_part("own", 1, 3)
 
 
 def test_discarding_takes_only_what_a_run_wrote(folder: ResultFolder) -> None:

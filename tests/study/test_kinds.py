@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import mless
-from mless.errors import BadStudy
+from mless.errors import BadPlugin, BadStudy
 from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.bench import Composed, Measurement
@@ -206,3 +206,47 @@ def test_what_is_measured_is_said_once(write_study: Callable[..., str]) -> None:
         load_study(write_study('measures = "lengths"', "[affine]"))
     with pytest.raises(BadStudy, match=r"\[options\] are for a measurement of your own: name it with measures = NAME"):
         load_study(write_study("[options]", "bag = 10"))
+
+
+#: What a measurement can get wrong: its code with one change, and what is said.
+WRONG = {
+    "another table": ('{"lengths": pa', '{"lenghts": pa', r"Lengths\.measure gave the tables lenghts; its unit_tables are lengths"),
+    "a unit left out": ("group.units:", "group.units[1:]:", r"Lengths\.measure gave nothing for 2 of 4 units, the first of them item 'b"),
+    "a unit of another group": ("yield unit,", "yield bench.units()[-1],", r"gave a unit that is not of its group: item number 2 under 'mless'"),
+    "the model unloaded": (
+        "    def measure(",
+        "    def needs_weights(self):\n        return False\n\n    def prepare(self, bench):\n        bench.model\n\n    def measure(",
+        r"uses the model, but it was not loaded: its needs_weights\(\) must return True",
+    ),
+    "ARM mixed": (
+        "    def measure(",
+        "    def groups(self, bench, missing):\n        from mless.study.bench import Group\n\n        yield Group(missing)\n\n    def measure(",
+        r"Lengths\.groups puts conditions with different ARM into one group \(none, mless, arm\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_faulty_measurement_is_named(
+    wrong: str, outside: Outside, write_study: Callable[..., str], tiny: Path, tmp_path: Path
+) -> None:
+    old, new, why = WRONG[wrong]
+    assert old in LENGTHS
+    outside.write("measuring_lengths", LENGTHS.replace(old, new))
+    mless.register("measurements", "lengths", "measuring_lengths:Lengths")
+    study = load_study(write_study('measures = "lengths"', f'tokenizer = "{tiny}"'))
+    if wrong == "ARM mixed":
+        study = load_study(study.source, {"conditions": "none,mless,arm"})
+    with pytest.raises(BadPlugin, match=why):
+        run_study(study, tmp_path / "out")
+
+
+def test_a_measurement_without_weights_gets_its_prompts(
+    outside: Outside, write_study: Callable[..., str], tiny: Path, tmp_path: Path
+) -> None:
+    light = "    def needs_weights(self):\n        return False\n\n    def measure("
+    outside.write("measuring_lengths", LENGTHS.replace("    def measure(", light))
+    mless.register("measurements", "lengths", "measuring_lengths:Lengths")
+    study = load_study(write_study('measures = "lengths"', f'tokenizer = "{tiny}"'))
+    assert run_study(study, tmp_path / "out").computed == 4
+    assert "device" not in (ResultFolder(tmp_path / "out").manifest() or {})

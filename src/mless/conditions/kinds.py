@@ -20,6 +20,17 @@ CONDITION_KINDS: Registry[Kind] = Registry(
 )
 
 
+def only_moves(name: str | None) -> bool:
+    """Whether conditions of that kind put nothing into the prompt and change positions alone: the control for position."""
+    kind = CONDITION_KINDS.get(name) if name is not None else None
+    return kind is not None and kind.moves and not kind.inserts
+
+
+def repeats(name: str | None) -> bool:
+    """Whether conditions of that kind put the same filler into every item's prompt."""
+    return inserts(name) and name is not None and not CONDITION_KINDS.get(name).own
+
+
 def inserts(name: str | None) -> bool:
     """Whether conditions of that kind put tokens into the prompt. None, where a kind is not known, does not."""
     return name is not None and CONDITION_KINDS.get(name).inserts

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mless.conditions import inserts
+from mless.conditions import inserts, repeats
 from mless.errors import BadFolder, BadStudy
 from mless.figures.tabular import Cell, Table, latex, markdown
 from mless.figures.tuned import parameters_table
@@ -203,7 +203,7 @@ def _name(labelled: str | None, condition: str, about: Mapping[str, Any], *, con
     if labelled == "placement" and inserts(about.get("kind")):
         where = str(about.get("placement"))
         return Cell(wording.PLACEMENTS.get(where, where))
-    if labelled == "filler" and about.get("kind") == "repeat":
+    if labelled == "filler" and repeats(about.get("kind")):
         return Cell(wording.filler_shown(about), code=True)
     if labelled == "filler" and inserts(about.get("kind")):
         return Cell(wording.filler_shown(about))

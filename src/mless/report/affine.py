@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mless.conditions import inserts
+from mless.conditions import inserts, only_moves
 from mless.figures import draw
 from mless.report.kinds import Page
 from mless.results.folder import ResultFolder
@@ -27,7 +27,7 @@ def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     """fig3 for the first measured layer: the first fillers, and the position control where it was run."""
     about = ResultFolder(folder).about() or {}
     kinds = {name: condition.get("kind") for name, condition in about.get("conditions", {}).items()}
-    controls = [name for name, kind in kinds.items() if kind == "shift"][:1]
+    controls = [name for name, kind in kinds.items() if only_moves(kind)][:1]
     fillers = [name for name, kind in kinds.items() if inserts(kind)]
     # Natural text is the yardstick, so it is shown beside the first filler.
     first = [*fillers[:1], *[name for name in fillers[1:] if kinds[name] == "text"], *fillers[1:]]

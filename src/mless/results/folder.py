@@ -23,6 +23,7 @@ from mless.results import sealing
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from mless.results.tables import TableGate
 
@@ -89,6 +90,15 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(folder)
 
 
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Which file it is; another one in its place has another stamp."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _is_trace(entry: Path) -> bool:
     if entry.name == "units" and entry.is_dir():
         return all(file.suffix in (".parquet", ".partial") for file in entry.rglob("*") if not file.is_dir())
@@ -125,6 +135,8 @@ class ResultFolder:
         self._lock: int | None = None
         #: Whether study.json was read or written, so that it must be there.
         self._begun = False
+        #: Merged tables that are open: which file it was, its gate, and the file.
+        self._parts: dict[str, tuple[tuple[int, ...], TableGate, pq.ParquetFile]] = {}
 
     # ---- provenance
 
@@ -237,11 +249,10 @@ class ResultFolder:
                 f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
             )
 
-    def holds_something_else(self) -> bool:
-        """Whether the folder has no study but other files. Files left by a run killed at its start do not count."""
-        if self.manifest() is not None or not self.path.exists():
-            return False
-        return any(not _is_trace(entry) for entry in self.path.iterdir())
+    def check_free(self) -> None:
+        """Refuse a folder that holds no study but other files. Files left by a run killed at its start do not count."""
+        if self.path.exists() and any(not _is_trace(entry) for entry in self.path.iterdir()):
+            raise BadFolder(f"{self.path} is not empty and holds no study.json; choose another --out")
 
     def discard(self) -> None:
         """Take away everything a run wrote, and the folder if nothing else is in it. Call it inside `writing`."""
@@ -406,14 +417,18 @@ class ResultFolder:
         """The rows of one unit in a table merged from so many; each unit is one row group."""
         import pyarrow.parquet as pq
 
-        file = self.require(table)
-        gate = self._gate(file)
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            if opened.num_row_groups != parts:
-                raise BadFolder(
-                    f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"
-                )
-            return gate.check_rows(gate.read(lambda: opened.read_row_group(number)))
+        file = self.path / f"{table}.parquet"
+        # Checked and opened once: a study reads thousands of parts of one file.
+        before, gate, opened = self._parts.get(table) or (None, None, None)
+        if before is None or gate is None or opened is None or before != _stamp(file):
+            file = self.require(table)
+            gate, opened = self._gate(file), pq.ParquetFile(file, page_checksum_verification=True)
+            self._parts[table] = (_stamp(file), gate, opened)
+        if opened.num_row_groups != parts:
+            raise BadFolder(
+                f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"
+            )
+        return gate.check_rows(gate.read(lambda: opened.read_row_group(number)))
 
     def has_tables(self, tables: Sequence[str]) -> bool:
         return all((self.path / f"{table}.parquet").exists() for table in tables)

@@ -142,7 +142,7 @@ def filler_shown(about: Mapping[str, Any]) -> str:
 
 def condition_words(about: Mapping[str, Any]) -> str:
     """What a stored condition does to the prompt or the model. For imported results that do not say it, their source."""
-    if about.get("imported") and not about.get("told"):
+    if about.get("imported") and not about.get("recorded", about.get("told")):
         return visible(f"as in {about['imported']}", keep="")
     return visible(values.condition_words(condition_of(str(about.get("name") or ""), about)), keep="")
 

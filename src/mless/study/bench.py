@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from mless.errors import BadPlugin
 from mless.results.folder import ResultFolder
 from mless.study.identity import digest, unit_name
 from mless.study.spec import StudySpec
@@ -102,9 +103,15 @@ class Bench:
     subject: Subject | None = None
 
     @property
+    def has_model(self) -> bool:
+        return self.subject is not None and self.subject.loaded is not None
+
+    @property
     def model(self) -> LoadedModel:
-        assert self.subject is not None
-        assert self.subject.loaded is not None
+        if self.subject is None or self.subject.loaded is None:
+            raise BadPlugin(
+                "the measurement uses the model, but it was not loaded: its needs_weights() must return True, or its load() must load it"
+            )
         return self.subject.loaded
 
     @property
@@ -166,7 +173,7 @@ class Measurement:
     runs_model: ClassVar[bool] = True
     #: Fields that say how stored numbers are judged. They can be changed without a model.
     judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
-    #: Names of figure kinds that every folder of this measurement gets, and the tables that its summary holds.
+    #: For a measurement without a page of its own: kinds of figures that its page shows, and tables that its summary holds.
     figures: ClassVar[tuple[str, ...]] = ()
     summed_up: ClassVar[tuple[str, ...]] = ()
     #: What the progress says.
@@ -212,18 +219,20 @@ class Measurement:
     # ---- with the model
 
     def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
-        subject.load(progress, layers=layers)
+        if self.needs_weights():
+            subject.load(progress, layers=layers)
+        else:
+            subject.load_tokenizer()
 
     def prepare(self, bench: Bench) -> None:
         """Called once prompts are written: refuse those that cannot be measured, and prepare what every run needs."""
 
     def identity_loaded(self, bench: Bench) -> dict[str, str]:
         """Resolved study fields once a model is loaded: `auto` is another dtype on another machine."""
-        return {
-            "prompts as rendered": rendered(bench),
-            "dtype in use": bench.model.dtype,
-            "kind of device": bench.model.device.type,
-        }
+        found = {"prompts as rendered": rendered(bench)} if bench.prompts is not None else {}
+        if not bench.has_model:
+            return found
+        return {**found, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         """Called where units are missing: check the instrument. The result is added to the identity."""
@@ -248,6 +257,11 @@ class Measurement:
     @property
     def implementations(self) -> Mapping[str, str | list[str]]:
         """What computes; a list collects what has computed `measure` so far."""
+        return {}
+
+    @property
+    def judges(self) -> Mapping[str, str]:
+        """Which of these only judge: they may be others when stored numbers are judged again."""
         return {}
 
     def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
@@ -284,14 +298,13 @@ class Measurement:
 
     def about(self, bench: Bench) -> dict[str, Any]:
         """What study.json says of this measurement only."""
+        found: dict[str, Any] = {"layers": bench.layers, "heads": bench.heads, "proofs": self.proofs}
+        if not bench.has_model:
+            return found
         model = bench.model
-        return {
-            "omit_first": model.omit_first,
-            "layers": bench.layers,
-            "heads": bench.heads,
-            "device": {"kind": str(model.device)} | model.computing(),
-            "proofs": self.proofs,
-        }
+        return found | {
+            "omit_first": model.omit_first, "device": {"kind": str(model.device)} | model.computing()
+        }  # fmt: skip
 
     # ---- in words
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from mless.errors import BadStudy
+from mless.registry import near
 from mless.study.spec import ConditionTable, StudySpec
 from mless.values import Condition
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 #: Prompting baselines that insert nothing: they show what another prompt alone does.
 PLAN_AND_SOLVE = (
     "Work out what the problem asks and write down a plan for solving it. Then follow the plan step by step and put your final answer "
@@ -28,6 +27,18 @@ _ANSWERS_ONLY = {
     "masked-filler": ConditionTable(kind="repeat", hidden=True),
     "self-consistency": ConditionTable(kind="none", samples=8, temperature=0.7),
 }
+
+
+def is_name(text: str) -> bool:
+    """Whether a condition may be called so."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text) is not None
+
+
+def check_name(name: str, way_out: str = "give it another name") -> None:
+    if not is_name(name):
+        raise BadStudy(
+            f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only; {way_out}"
+        )
 
 
 def conditions_of(spec: StudySpec) -> list[Condition]:
@@ -56,7 +67,7 @@ def _check_primary(spec: StudySpec, conditions: Sequence[Condition]) -> None:
         control = any(one.name == spec.primary for one in conditions)
         why = "is what the others are compared with" if control else "is no condition of this study"
         raise BadStudy(
-            f"primary: {spec.primary!r} {why}{nearest(spec.primary, compared) if not control else ''}; name one of those that are "
+            f"primary: {spec.primary!r} {why}{near(spec.primary, compared) if not control else ''}; name one of those that are "
             f"compared with none: {', '.join(compared) or '(there is none: add one with --conditions)'}"
         )
 
@@ -76,12 +87,9 @@ def condition_named(spec: StudySpec, name: str) -> Condition:
             )
         known = [*built_in, *spec.condition]
         raise BadStudy(
-            f"no condition {name!r}{nearest(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
+            f"no condition {name!r}{near(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
         )
-    if not re.fullmatch(_NAME, name):
-        raise BadStudy(
-            f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only"
-        )
+    check_name(name)
     plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
     kind = table.kind or ("none" if plain else "repeat")
     own: dict[str, Any] = {
@@ -108,9 +116,3 @@ def _built_in(spec: StudySpec) -> dict[str, ConditionTable]:
     }
     answers = _ANSWERS_ONLY | {"masked-filler": ConditionTable(kind="repeat", filler=spec.filler, hidden=True)}
     return built_in | (answers if spec.accuracy is not None else {})
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """`` (did you mean 'mless'?)``, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mless import __version__
 from mless.errors import BadFolder
 from mless.results.folder import SEALED, ResultFolder
 from mless.study.conditions import conditions_of
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 #: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
+#: Fields that answers do not depend on.
+OF_ATTENTION = ("layers", "heads", "batch_size", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
 _SELECTING = ("data", "question_field", "answer_field", "limit", "only")
 
@@ -123,6 +126,19 @@ def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -
     trust = ["--trust-remote-code"] if trust_remote_code else []
     code = ["--run-code"] if spec.accuracy is not None and spec.accuracy.runs_code else []
     return ["mless", "run", spec.source, "--out", str(out), *sets, *trust, *code]
+
+
+def recorded(measures: str, study: Mapping[str, Any], task: str, items: Sequence[str]) -> dict[str, Any]:
+    """What every study.json says, of a study that was run or of results that were imported."""
+    return {
+        "mless": __version__,
+        "measures": measures,
+        "study": dict(study),
+        "task": task,
+        "items": list(items),
+        "seeds": {"study": study["seed"]},
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

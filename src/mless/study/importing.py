@@ -14,18 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from mless import __version__, gates, tasks
-from mless.errors import BadData, BadFolder, BadStudy
+from mless import gates, tasks
+from mless.errors import BadData, BadStudy
 from mless.results.folder import ResultFolder
 from mless.results.schemas import ANSWERS
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.bench import Outcome
+from mless.study.conditions import check_name, is_name
 from mless.study.foreign import Results, Scored, read_results
-from mless.study.identity import check_same, digest, slug, versions
+from mless.study.identity import check_same, digest, recorded, slug
 from mless.study.spec import AccuracyTable
 from mless.values import USUAL_MARGIN, Condition, condition_of
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 #: Inspect's letters and words for right and wrong; N is no answer.
 _INSPECT_VALUES = {"C": 1, "I": 0, "N": 0, "true": 1, "yes": 1, "false": 0, "no": 0}
 
@@ -80,14 +80,16 @@ def import_results(
     settings = _settings(named["none"], margin)
     table = accuracy_table(answers, conditions, settings, seed=seed, primary=primary)
     path = out if out is not None else Path("results") / f"imported-{slug(called)}-{slug(label)}"
-    about = _about(named, metric, label, called, conditions, settings, seed, path)
-    about["study"]["primary"] = primary
+    chosen = {"metric": metric, "task": task, "model": model, "primary": primary}
+    chosen |= {"margin": margin if margin != USUAL_MARGIN else None, "seed": seed or None}
+    command = _command(named, path, **chosen)
+    about = _about(named, metric, label, called, conditions, settings, seed, primary, command)
     folder = ResultFolder(path)
     stored = folder.about()
     if stored is not None:
         check_same(folder, stored, about["identity"])
-    elif folder.holds_something_else():
-        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+    else:
+        folder.check_free()
     with folder.writing():
         folder.sweep()
         folder.write_table("answers", answers)
@@ -110,10 +112,7 @@ def _named(results: Sequence[str | Path] | Mapping[str, Any], task: str | None) 
     for given, where in pairs:
         one = read_results(where, given or "given results", task)
         name = given or (one.condition or {}).get("name") or _stem(one.source)
-        if not _NAME.fullmatch(name):
-            raise BadStudy(
-                f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only; give NAME=FILE"
-            )
+        check_name(name, "give NAME=FILE")
         if name in found:
             raise BadData(
                 f"two results are called {name!r}: {found[name].source} and {one.source}; tell them apart with NAME=FILE"
@@ -129,7 +128,7 @@ def _named(results: Sequence[str | Path] | Mapping[str, Any], task: str | None) 
 
 def _split(given: str) -> tuple[str | None, str]:
     name, sign, file = given.partition("=")
-    return (name, file) if sign and _NAME.fullmatch(name) and not Path(given).exists() else (None, given)
+    return (name, file) if sign and is_name(name) and not Path(given).exists() else (None, given)
 
 
 def _stem(source: str) -> str:
@@ -266,46 +265,46 @@ def _about(
     conditions: Mapping[str, Condition],
     settings: AccuracyTable,
     seed: int,
-    out: Path,
+    primary: str | None,
+    command: list[str],
 ) -> dict[str, Any]:
     base = named["none"]
     items = list(dict.fromkeys(row.item for row in base.rows))
     files = {name: one.digest for name, one in named.items()}
+    study = {
+        "name": "imported",
+        "title": f"{metric} of {task}, as {base.program} scored it",
+        "model": label,
+        "data": task,
+        "seed": seed,
+        "primary": primary,
+        "accuracy": settings.model_dump() | {"engine": base.program},
+    }
     return {
-        "mless": __version__,
-        "measures": "accuracy",
+        **recorded("accuracy", study, task, items),
         "identity": {
             "imported files": digest(files),
             "metric": digest(metric),
             "margin": digest(settings.margin),
             "seed": digest(seed),
         },
-        "study": {
-            "name": "imported",
-            "title": f"{metric} of {task}, as {base.program} scored it",
-            "model": label,
-            "data": task,
-            "seed": seed,
-            "accuracy": settings.model_dump() | {"engine": base.program},
-        },
-        "task": task,
         "model": {"name": label, "label": label},
-        "command": _command(named, metric, out),
+        "command": command,
         "conditions": {
-            name: asdict(one) | {"imported": Path(named[name].source).name, "told": named[name].condition is not None}
+            name: asdict(one)
+            | {"imported": Path(named[name].source).name, "recorded": named[name].condition is not None}
             for name, one in conditions.items()
         },
-        "items": items,
         "questions": {row.item: row.question for row in base.rows},
-        "seeds": {"study": seed},
         "engine": {"engine": base.program, "metric": metric, "drawn": base.drawn or None},
         "imported": {name: {"file": one.source, "sha256": one.digest} for name, one in named.items()},
         "implementations": {"engine": base.program, "grading": base.program},
-        "versions": versions(),
         "units": sum(len(one.rows) for one in named.values()),
     }
 
 
-def _command(named: Mapping[str, Results], metric: str, out: Path) -> list[str]:
+def _command(named: Mapping[str, Results], out: Path, **chosen: object) -> list[str]:
+    """What to type to get this folder again; of `chosen` options those that were given."""
     given: Iterable[str] = (f"{name}={one.source}" for name, one in named.items())
-    return ["mless", "import", *given, "--metric", metric, "--out", str(out)]
+    options = [word for name, value in chosen.items() if value is not None for word in (f"--{name}", str(value))]
+    return ["mless", "import", *given, *options, "--out", str(out)]

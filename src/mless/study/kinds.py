@@ -1,4 +1,4 @@
-"""The one table of measurements: name → class, with its verdict and the figures its folders get."""
+"""The one table of measurements: name → class. Pages and their figures are in `mless.report.kinds`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from mless.errors import BadStudy
 from mless.gates import kind_of, read_text, shown, shown_number, toml_of
 from mless.limits import STUDY_BYTES
-from mless.study.conditions import nearest
+from mless.registry import near
 from mless.study.showing import figure_spec
 from mless.study.spec import StudySpec
 
@@ -56,7 +56,7 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequen
     if not re.fullmatch(r"[\w.-]{1,100}", name) or not entry.is_file():
         known = list(available_studies())
         raise BadStudy(
-            f"no study {shown(name)}{nearest(name, known)}; there are: {', '.join(known)}, or give a .toml file"
+            f"no study {shown(name)}{near(name, known)}; there are: {', '.join(known)}, or give a .toml file"
         )
     return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mless import __version__, tasks
-from mless.errors import BadAttention, BadFolder, BadStudy
+from mless import tasks
+from mless.errors import BadAttention, BadFolder, BadPlugin, BadStudy
 from mless.prompting import build_prompts, resolve_kind, with_filler_ids
 from mless.results.folder import ResultFolder
 from mless.results.reading import read_prompts
@@ -24,6 +24,7 @@ from mless.study.identity import (
     default_folder,
     differing,
     identity_of,
+    recorded,
     rerun_command,
     versions,
 )
@@ -51,8 +52,8 @@ def run(measurement: Measurement, job: Job) -> Outcome:
             there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
             folder.check_tables(there, stored)
             return _judge_again(measurement, bench, job, stored, analysis)
-    elif folder.holds_something_else():
-        raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+    else:
+        folder.check_free()
     return _compute(measurement, bench, job, identity, analysis)
 
 
@@ -243,7 +244,7 @@ class _Writer:
                 measurement.resume(self._bench, stored)
                 # with what a started instrument had added to it
                 self._identity = self._about["identity"] = stored["identity"] | self._identity
-                self._about["implementations"] = stored.get("implementations", {})
+                self._about["implementations"] = {**stored.get("implementations", {}), **measurement.judges}
                 return 0
             try:
                 self._start(units, missing, stored)
@@ -293,6 +294,7 @@ class _Writer:
             with _with_arm(measurement, bench, group):
                 try:
                     for unit, found in measurement.measure(bench, group):
+                        _check_delivered(measurement, group, unit, found)
                         self._note()
                         bench.folder.write_unit(found, unit.key)
                         computed += 1
@@ -302,6 +304,11 @@ class _Writer:
                     items = ", ".join(repr(bench.items[unit.number].id) for unit in group.units)
                     where = group.units[0].condition.name
                     raise BadAttention(f"item {items}, condition {where!r}: {fault}") from None
+        if left := [unit for unit in missing if not bench.folder.has_unit(measurement.unit_tables, unit.key)]:
+            raise BadPlugin(
+                f"{_class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
+                f"{bench.items[left[0].number].id!r} under {left[0].condition.name!r}; every unit of a group needs its tables"
+            )
         return computed
 
     def _note(self) -> None:
@@ -322,10 +329,35 @@ def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | lis
     return found
 
 
+def _class_of(measurement: Measurement) -> str:
+    return type(measurement).__name__
+
+
+def _check_delivered(measurement: Measurement, group: Group, unit: Unit, found: Mapping[str, pa.Table]) -> None:
+    """Refuse a unit that was not asked for, or other tables than were announced: nobody would find them."""
+    if not any(unit is one or unit.key == one.key for one in group.units):
+        raise BadPlugin(
+            f"{_class_of(measurement)}.measure gave a unit that is not of its group: item number {unit.number + 1} under {unit.condition.name!r}"
+        )
+    if set(found) != set(measurement.unit_tables):
+        raise BadPlugin(
+            f"{_class_of(measurement)}.measure gave the tables {', '.join(found) or 'none'}; its unit_tables are "
+            f"{', '.join(measurement.unit_tables) or 'none'}, and each unit needs these and no others"
+        )
+
+
 def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
     """ARM in its loaded layers; layers after the last measured one change nothing."""
+    if not measurement.runs_model:
+        return nullcontext()
     settings = group.units[0].condition.arm
-    if settings is None or not measurement.runs_model:
+    if any(unit.condition.arm != settings for unit in group.units):
+        mixed = ", ".join(dict.fromkeys(unit.condition.name for unit in group.units))
+        raise BadPlugin(
+            f"{_class_of(measurement)}.groups puts conditions with different ARM into one group ({mixed}); ARM is set once for a group, so each "
+            "needs a group of its own"
+        )
+    if settings is None:
         return nullcontext()
     here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
     if not here:
@@ -409,8 +441,9 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
             measurement.judge_again(bench)
             timings = stored.get("timings", {}) | {"finish_s": round(time.monotonic() - began, 2), "units_computed": 0}
             command = rerun_command(bench.spec, folder.path, job.trust_remote_code)
+            used = {**stored.get("implementations", {}), **measurement.judges}
             now = {"study": bench.spec.model_dump(), "analysis": analysis, "command": command, "timings": timings}
-            folder.write_manifest(stored | now)
+            folder.write_manifest(stored | now | {"implementations": used})
     if folder.has_units():
         with folder.writing():
             folder.drop_units()
@@ -425,15 +458,9 @@ def manifest(
 ) -> dict[str, Any]:
     """What study.json says of every study; `more` is added for this one."""
     return {
-        "mless": __version__,
-        "measures": job.spec.measured,
+        **recorded(job.spec.measured, job.spec.model_dump(), task, [item.id for item in items]),
         "complete": False,
-        "study": job.spec.model_dump(),
-        "task": task,
         "conditions": {one.name: asdict(one) for one in conditions},
-        "items": [item.id for item in items],
-        "seeds": {"study": job.spec.seed},
         "trust_remote_code": job.trust_remote_code,
-        "versions": versions(),
         **more,
     }

@@ -22,7 +22,7 @@ from mless.study.accuracy.judging import JUDGING, write_judged
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.accuracy.words import FIRST_PRIMARY, accuracy_lines, change_words
 from mless.study.bench import Bench, Group, Measurement, Progress, StartAgain, Unit
-from mless.study.identity import ANALYSIS, FETCHING, digest
+from mless.study.identity import ANALYSIS, FETCHING, OF_ATTENTION, digest
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.study.subject import Subject
 from mless.values import Condition, Item
@@ -87,8 +87,7 @@ class AccuracyMeasurement(Measurement):
             file = Path(settings.script)
             drawn["script"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         found = found | {f"accuracy.{key}": digest(value) for key, value in drawn.items() if key != "slots"}
-        unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
-        return {key: value for key, value in found.items() if key not in unused}
+        return {key: value for key, value in found.items() if key not in OF_ATTENTION}
 
     def analysis(self, items: Sequence[Item]) -> str:
         by = self.settings.known_before({key: getattr(self.settings, key) for key in ANALYSIS})
@@ -268,7 +267,11 @@ class AccuracyMeasurement(Measurement):
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        return {"engine": self._engine_about.get("engine", ""), "grading": self.settings.grader}
+        return {"engine": self._engine_about.get("engine", ""), **self.judges}
+
+    @property
+    def judges(self) -> dict[str, str]:
+        return {"grading": self.settings.grader}
 
     def about(self, bench: Bench) -> dict[str, Any]:
         engine = self._engine_about

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mless import stats
+from mless.conditions import only_moves
 from mless.results.folder import ResultFolder
 from mless.values import condition_of, condition_words, counted, head_name, named_layers
 
@@ -28,7 +29,11 @@ def affine_lines(path: Path) -> list[str]:
         for name, mine in by_condition.items()
     ]
     claimed = next(
-        (name for name in ("mless", *by_condition) if name in by_condition and conditions[name]["kind"] != "shift"),
+        (
+            name
+            for name in ("mless", *by_condition)
+            if name in by_condition and not only_moves(conditions[name]["kind"])
+        ),
         None,
     )
     if claimed is not None:

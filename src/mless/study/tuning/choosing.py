@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from mless import stats
 from mless.errors import BadStudy
+from mless.results.schemas import plain
 from mless.study.spec import AccuracyTable, StudySpec, TuneTable
 from mless.values import ArmSettings, Condition, Item, format_numbers, parse_numbers
 
@@ -205,7 +206,7 @@ def tried_rows(choice: Choice, accuracy: AccuracyTable, readout: Readout, *, see
         here = {row["condition"]: row for row in found if row["metric"] == "pass@1"}
         p = np.array([_or_nan(here[name]["p"]) for name in step.names] + [1.0] * (tried - len(step.names)))
         for name, adjusted in zip(step.names, stats.holm(p), strict=False):
-            own = {"p_adjusted": None if math.isnan(adjusted) else float(adjusted), "none": here["none"]["value"]}
+            own = {"p_adjusted": plain(float(adjusted)), "none": here["none"]["value"]}
             rows.append(here[name] | own | {"rung": rung, "kept": name in step.kept})
     return rows
 

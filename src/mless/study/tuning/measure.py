@@ -18,12 +18,21 @@ import pyarrow as pa
 
 from mless import stats
 from mless.engines import ENGINES
-from mless.errors import BadFolder, BadStudy, MlessError
+from mless.errors import BadStudy, MlessError
 from mless.results.answers import verdict_of
 from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY, TUNING, table_of_rows
 from mless.study.bench import Composed, Job, Measurement, Outcome, Progress, Run
-from mless.study.identity import check_age, check_same, default_folder, digest, identity_of, rerun_command, slug
+from mless.study.identity import (
+    OF_ATTENTION,
+    check_age,
+    check_same,
+    default_folder,
+    digest,
+    identity_of,
+    rerun_command,
+    slug,
+)
 from mless.study.loading import load_study
 from mless.study.measuring import manifest
 from mless.study.spec import CALCULATOR, AccuracyTable, StudySpec, TuneTable
@@ -79,8 +88,8 @@ class TuningMeasurement(Composed):
             if same and stored.get("complete") and folder.has_tables(self.tables):
                 folder.check_tables(self.tables, stored)
                 return Outcome(folder.path, 0, stored["units"], fresh=False)
-        elif folder.holds_something_else():
-            raise BadFolder(f"{folder.path} is not empty and holds no study.json; choose another --out")
+        else:
+            folder.check_free()
         _say_cost(progress, named, plan, transfers, settings.samples)
         command = rerun_command(spec, folder.path, job.trust_remote_code)
         about = manifest(
@@ -145,13 +154,12 @@ def _identity(spec: StudySpec, items: Sequence[Item], subject: Subject, progress
     """The settings and the items of the choice, and the weights. How answers are drawn belongs to the inner folders' identity."""
     assert spec.tune is not None
     chosen_by = digest(spec.tune.model_dump(exclude={"transfer"}))
-    unused = ("layers", "heads", "batch_size", "margins", "flips")  # of attention
     weights = subject.fingerprint([subject.layers or 1], head=True, progress=progress)
     found = identity_of(spec, subject.described, weights, items) | {
         "tune": chosen_by,
         "arm": digest(spec.arm.model_dump()),
     }
-    return {key: value for key, value in found.items() if key not in unused}
+    return {key: value for key, value in found.items() if key not in OF_ATTENTION}
 
 
 def _say_cost(
