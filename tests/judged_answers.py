@@ -29,6 +29,13 @@ KNOWN = {
 }
 
 
+#: study.json of a folder that measured attention, with what every reader needs.
+WITHOUT_ANSWERS: dict[str, Any] = {
+    "study": {"name": "quick", "accuracy": None}, "conditions": {"none": {"kind": "none"}}, "items": ["1"], "task": "t",
+    "prompt": "raw", "model": {"label": "m"},
+}  # fmt: skip
+
+
 def of(*names: str) -> dict[str, Condition]:
     return {name: KNOWN[name] for name in names}
 

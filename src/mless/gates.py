@@ -187,7 +187,11 @@ def shown_number(value: int) -> str:
     return str(value) if bits < 200 else f"a number of about {int(bits * 0.30103) + 1:,} digits"
 
 
-def shown(text: object, width: int = 200) -> str:
-    """Quoted for a message: on one line, control characters escaped, and never long."""
-    words = str(text)
+def shown(thing: object, width: int = 200) -> str:
+    """For a message, on one line and never long: a number as it is, anything else quoted with its control characters escaped."""
+    if isinstance(thing, bool | float) or thing is None:
+        return str(thing)
+    if isinstance(thing, int):
+        return shown_number(thing)
+    words = str(thing)
     return repr(words if len(words) <= width else f"{words[: width // 2 - 1]}…{words[1 - width // 2 :]}")

@@ -124,7 +124,11 @@ def test_a_damaged_table_is_named(command: Command, stored: Path, tmp_path: Path
     shutil.copytree(stored, other)
     file = other / "retained.parquet"
     file.write_bytes(file.read_bytes()[:-50])
-    refused(command("figure", "map", other), "retained.parquet cannot be read", "remove it and run the study again")
+    refused(
+        command("figure", "map", other),
+        "retained.parquet is damaged, or not the table that was stored",
+        "restore it from a copy, or remove it",
+    )
 
 
 def test_mass_of_another_layer_is_another_picture(command: Command, stored: Path, tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_damaged_tables_are_named(damage: str, tmp_path: Path) -> None:
         "running": r"still under way or was interrupted",
         "cut": r"accuracy\.parquet cannot be read \(.*\); remove it and run the study again",
         "column": r"accuracy\.parquet has no column 'aa_delta'",
-        "empty": r"accuracy\.parquet holds no rows; run the study again",
+        "empty": r"accuracy\.parquet has no rows; expected at least one; remove it and run the study again",
     }[damage]
     with pytest.raises(BadFolder, match=expected):
         draw(BARS, [path], out=tmp_path)

@@ -299,6 +299,7 @@ def test_loading_says_what_it_computes_in_and_why(pair: tuple[LoadedModel, Loade
         "dtype": "float32",
         "weights": "bfloat16",
         "why": narrow.why,
+        "threads": torch.get_num_threads(),
         "processor": {"machine": "x86_64", "bfloat16": None, "float16": None, "limit": None},
     }
     held = sum(raw(weight).nbytes for weight in narrow.model.parameters())

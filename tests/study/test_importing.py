@@ -311,7 +311,7 @@ def graded() -> list[dict[str, Any]]:
         (said(AFTER)[:50], r"item '50' is in .*none.jsonl, but not in .*x.jsonl \(10 such; none has 60, mless 50\)"),
         (said(AFTER) + said([True] * 61)[60:], "item '60' is in .*x.jsonl, but not in .*none.jsonl"),
         (twice(), "item '0' is there twice"),
-        (graded(), "exact_match is 0.5, and only a score that is 0 or 1 for every item"),
+        (graded(), "'exact_match' is 0.5, and only a score that is 0 or 1 for every item"),
         (
             said(AFTER, doc_hash="another"),
             "item '0' is one thing in .* and another in .*: they are not of the same data",
@@ -385,7 +385,7 @@ def test_unfinished_inspect_logs_are_refused(tmp_path: Path, changed: dict[str, 
 
 def test_inspect_scores_that_are_no_right_or_wrong_are_refused(tmp_path: Path):
     for value, message in (
-        ("P", "includes is 'P'"),
+        ("P", "'includes' is 'P'"),
         (None, "has no score"),
         ({"a": 1, "b": 0.3}, "--metric: includes.a, includes.b"),
     ):
@@ -404,12 +404,12 @@ def test_files_that_are_none_are_refused(tmp_path: Path):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "results.json").write_text('{"results": {}, "config": {}}')
     for name, message in (
-        ("absent.jsonl", "no file "),
+        ("absent.jsonl", "is not there; give lm-eval's"),
         ("broken.eval", "no Inspect log that can be read"),
         ("no.jsonl", "line 1 is no JSON"),
         ("list.json", "an object was expected, not a list"),
         ("results.json", r"holds no samples \(it has: results, config\); lm-eval writes them with --log_samples"),
-        ("", "give a file, not a folder"),
+        ("", "is a folder, not a file; give"),
     ):
         with pytest.raises(BadData, match=message):
             import_results([f"none={tmp_path / name}"], tmp_path / "out")

@@ -211,7 +211,7 @@ def test_what_is_measured_is_said_once(write_study: Callable[..., str]) -> None:
 #: What a measurement can get wrong: its code with one change, and what is said.
 WRONG = {
     "another table": ('{"lengths": pa', '{"lenghts": pa', r"Lengths\.measure gave the tables lenghts; its unit_tables are lengths"),
-    "a unit left out": ("group.units:", "group.units[1:]:", r"Lengths\.measure gave nothing for 2 of 4 units, the first of them item 'b"),
+    "a unit left out": ("group.units:", "group.units[1:]:", r"Lengths\.measure gave nothing for 4 of 4 units, the first of them item 'b"),
     "a unit of another group": ("yield unit,", "yield bench.units()[-1],", r"gave a unit that is not of its group: item number 2 under 'mless'"),
     "the model unloaded": (
         "    def measure(",

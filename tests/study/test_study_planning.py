@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from judged_answers import answers_of, pair, write_folder
+from judged_answers import WITHOUT_ANSWERS, answers_of, pair, write_folder
 from mless import stats
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
@@ -167,7 +167,7 @@ def test_a_pilot_that_says_nothing(tmp_path: Path):
 def test_a_pilot_that_is_none(tmp_path: Path):
     with pytest.raises(BadFolder, match="no result folder"):
         plan(500, None, None, tmp_path)
-    ResultFolder(tmp_path).write_manifest({"study": {"name": "quick", "accuracy": None}})
+    ResultFolder(tmp_path).write_manifest(WITHOUT_ANSWERS)
     with pytest.raises(BadFolder, match="holds no answers"):
         plan_lines(plan(500, None, None, tmp_path))
 

@@ -66,7 +66,9 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         for key, value in table.items():
             _check_number(f"{path}{key}", key, value, refuse)
         kind = table.get("model_type")
-        if kind is not None and (not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind)):
+        # transformers writes an empty one into inner configs (MPT, DBRX).
+        empty = kind == "" and bool(path)
+        if kind is not None and not empty and (not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind)):
             raise refuse(f"{path}model_type should be a short name, not {_found(kind)}")
         for key in ("dtype", "torch_dtype"):
             _check_dtype(f"{path}{key}", table.get(key), refuse)
@@ -147,15 +149,10 @@ def check_resolved(config: Any, name: str) -> None:
     def refuse(message: str) -> UnknownModel:
         return UnknownModel(f"{shown(name)}: its config.json is broken: {message}; fetch it again")
 
-    for key in (
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "hidden_size",
-        "vocab_size",
-        "head_dim",
-    ):
+    for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size"):
         _check_number(key, key, getattr(config, key, None), refuse)
+    # Not by its attribute: where it differs from layer to layer (Gemma 4), transformers raises an error.
+    _check_number("head_dim", "head_dim", vars(config).get("head_dim"), refuse)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if isinstance(groups, int) and groups > heads:
         raise refuse(f"num_key_value_heads is {groups}, but there are {heads} heads")

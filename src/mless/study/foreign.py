@@ -235,7 +235,8 @@ def _inspect(content: Mapping[str, Any], source: str) -> Results:
     )
 
 
-def _inspect_condition(sample: Mapping[str, Any]) -> dict[str, Any] | None:
+def _inspect_condition(sample: Mapping[str, Any]) -> Any:
+    """What a sample says of its condition; it is checked before it is used."""
     output: dict[str, Any] = sample.get("output") or {}
     return (output.get("metadata") or {}).get("mless_condition")
 

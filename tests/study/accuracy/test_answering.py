@@ -1194,9 +1194,9 @@ def test_more_tokens_than_the_model_takes(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"no file '.*' with scripted answers"),
-        ("{broken", r"are no valid JSON"),
-        ('["a"]', r"are a list; expected"),
+        (None, r"the scripted answers in '.*': is not there"),
+        ("{broken", r"the scripted answers in .*: line 1: broken JSON"),
+        ('["a"]', r"should hold an object, not a list; expected"),
     ],
     ids=["missing", "broken", "a list"],
 )

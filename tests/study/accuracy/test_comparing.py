@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from judged_answers import answers_of, asked_for, of, pair, row_of, rows_of, table_of, write_folder
+from judged_answers import WITHOUT_ANSWERS, answers_of, asked_for, of, pair, row_of, rows_of, table_of, write_folder
 from mless import stats
 from mless.errors import BadData, BadFolder, BadStudy
 from mless.results.answers import accuracy_rows, best_on_dev
@@ -793,9 +793,10 @@ def test_rows_for_the_screen(tmp_path: Path):
 def test_a_folder_without_answers(tmp_path: Path):
     with pytest.raises(BadFolder, match="no result folder"):
         accuracy_lines(tmp_path)
-    ResultFolder(tmp_path).write_manifest({"study": {"name": "quick", "accuracy": None}})
+    ResultFolder(tmp_path).write_manifest(WITHOUT_ANSWERS)
     with pytest.raises(BadFolder, match="holds no answers: its study measured attention"):
         accuracy_lines(tmp_path)
-    ResultFolder(tmp_path / "b").write_manifest({"study": {"accuracy": AccuracyTable().model_dump()}})
+    answers = {"study": {"accuracy": AccuracyTable().model_dump()}}
+    ResultFolder(tmp_path / "b").write_manifest(WITHOUT_ANSWERS | answers)
     with pytest.raises(BadFolder, match=r"has no accuracy\.parquet: its run did not finish"):
         accuracy_rows(tmp_path / "b")

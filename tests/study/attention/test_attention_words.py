@@ -60,7 +60,13 @@ def write(
     } | (conditions or {})
     folder = ResultFolder(path)
     model = {"label": "m"} | ({} if depth is None else {"layers": depth})
-    about = {"model": model, "task": "t", "prompt": "raw", "items": [str(n) for n in range(n_items)]}
+    about = {
+        "study": {"name": "own"},
+        "model": model,
+        "task": "t",
+        "prompt": "raw",
+        "items": [str(n) for n in range(n_items)],
+    }
     folder.write_manifest(about | {"conditions": {name: known[name] for name in ("none", *shares)}})
     folder.write_table("retained", pa.Table.from_pylist(rows))
     return path
@@ -276,5 +282,9 @@ def test_a_folder_without_results_has_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(BadFolder, match=r"is no result folder \(it has no study\.json\)"):
         verdict_lines(tmp_path)
     ResultFolder(tmp_path).write_manifest({})
+    with pytest.raises(BadFolder, match=r"study\.json: the field study is missing; the file was damaged or changed"):
+        verdict_lines(tmp_path)
+    write(tmp_path, {"mless": {1: DROPS}})
+    (tmp_path / "retained.parquet").unlink()
     with pytest.raises(BadFolder, match="its run did not finish; run the same command again"):
         verdict_lines(tmp_path)

@@ -103,14 +103,14 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
     """Refuse what cannot be compared, before any answer is drawn."""
     kind = ENGINES.get(settings.engine)
     controls = [condition for condition in conditions if condition.again]
-    if all(condition.name == "none" or condition.again for condition in conditions):
-        raise BadStudy(
-            "answers are compared with those of none, and no other condition is asked for; add one, as --conditions none,mless"
-        )
     if len(controls) > 1:
         raise BadStudy(
             f"one A/A control expected, got {', '.join(one.name for one in controls)}; leave out all but one, none-again with "
             "--set accuracy.again=false"
+        )
+    if all(condition.name == "none" or condition.again for condition in conditions):
+        raise BadStudy(
+            "answers are compared with those of none, and no other condition is asked for; add one, as --conditions none,mless"
         )
     for condition in controls:
         if condition.samples is not None:
