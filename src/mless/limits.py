@@ -49,6 +49,7 @@ GGUF_ENTRIES = _limit("gguf-entries", 1_000_000, "entries", "real files have som
 
 TEMPLATE_SECONDS = _limit("template-seconds", 10, "seconds", "a template is rendered in a thousandth of one")
 TEMPLATE_MEMORY = _limit("template-memory", 2 << 30, "bytes", "a rendered conversation has some thousand")
+TEMPLATE_TEXT = _limit("template-text", 16_000_000, "characters", "system text and question have 8 million at most")
 
 # ---- counts of a study -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from mless import templates
 from mless.conditions.base import decoded, refuse_surrogates, seeded
 from mless.errors import BadPrompt
 from mless.values import Condition, Item, Prompt, Span, SpanName
@@ -346,7 +347,10 @@ def _name_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) ->
 def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int, int, int]:
     """The rendered conversation, and where each of its two texts begins and ends."""
     shape, folded = _shape(tokenizer)
-    text = (_fold if folded else _converse)(tokenizer, system, item.question)
+    try:
+        text = (_fold if folded else _converse)(tokenizer, system, item.question)
+    except templates.TemplateRefuses as fault:
+        raise BadPrompt(f"item {item.id!r}: the chat template refuses it ({fault}); use --prompt raw") from fault
     head, rest = shape.split(_SYSTEM_MARK)
     middle, tail = rest.split(_QUESTION_MARK)
     if folded and not system.strip():
@@ -366,8 +370,8 @@ def _shape(tokenizer: Any) -> tuple[str, bool]:
     for folded, write in ((False, _converse), (True, _fold)):
         try:
             shape = write(tokenizer, _SYSTEM_MARK, _QUESTION_MARK)
-        except Exception as fault:  # noqa: BLE001  (a template may raise anything; some refuse the system role)
-            cause = str(fault).partition("\n")[0] or type(fault).__name__
+        except templates.TemplateRefuses as fault:  # some refuse the system role
+            cause = str(fault)
             continue
         once = shape.count(_SYSTEM_MARK) == 1 and shape.count(_QUESTION_MARK) == 1
         if once and shape.index(_SYSTEM_MARK) < shape.index(_QUESTION_MARK):
@@ -381,14 +385,14 @@ def _trimmed(text: str) -> list[str]:
 
 def _converse(tokenizer: Any, system: str, question: str) -> str:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return templates.render(tokenizer, messages)
 
 
 def _fold(tokenizer: Any, system: str, question: str) -> str:
     """For templates without a system role: the system text opens the user's turn."""
     content = f"{system}\n\n{question}" if system.strip() else question
     messages = [{"role": "user", "content": content}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return templates.render(tokenizer, messages)
 
 
 def with_filler_ids(tokenizer: Any, conditions: Sequence[Condition]) -> list[Condition]:

@@ -256,7 +256,7 @@ def test_a_worker_killed_from_outside_costs_nothing(grader: Grader) -> None:
 def test_a_pair_that_crashes_a_fresh_worker_is_compared_as_text(
     grader: Grader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Worker, "ask", lambda self, answer, reference: "crash")
+    monkeypatch.setattr(Worker, "equal", lambda self, answer, reference: "crash")
     assert grader.grade("41+x", "x+41").why == f"other text; {NOTES['crash']}"
     monkeypatch.undo()
     assert grader.grade("42+x", "x+42").correct

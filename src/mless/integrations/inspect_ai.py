@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from mless import templates
 from mless.errors import BadPrompt, BadStudy
 from mless.integrations.filling import Places, fill, find_places, key_of, needed, recorded, take_condition
 from mless.prompting import encode
@@ -167,7 +168,7 @@ class MlessAPI(_model.ModelAPI):
         if self._kind == "chat":
 
             def render(some: Sequence[Any]) -> str:
-                return tokenizer.apply_chat_template(list(some), tokenize=False, add_generation_prompt=True)
+                return templates.render(tokenizer, some)
 
             text = render(messages)
             places = find_places(render, messages, text)

@@ -179,7 +179,7 @@ class Grader(AnswerGrader):
             for _ in range(2):
                 if self._worker is None:
                     self._worker = Worker(float(self.limit), self.memory)
-                verdict = self._worker.ask(answer, reference)
+                verdict = self._worker.equal(answer, reference)
                 if verdict in ("time", "memory", "crash"):
                     self._worker.end()
                     self._worker = None

@@ -1,0 +1,124 @@
+"""Chat templates are code of whoever made the model: they are rendered in a guarded process, within limits on time, memory and size."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mless.errors import BadPrompt, MlessError
+from mless.guarded import Guarded
+from mless.limits import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
+
+_WAY_OUT = "use --prompt raw, or --tokenizer DIR with another template"
+
+
+class TemplateRefuses(MlessError):
+    """The template itself raised an error, as some do for a role that they do not know."""
+
+
+def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The conversation as the tokenizer's template writes it, up to where the assistant's answer begins."""
+    given = [dict(message) for message in messages]
+    try:
+        if _has_its_own_way(tokenizer):
+            return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        template = tokenizer.get_chat_template()
+    except Exception as fault:  # of several templates none may be the default one
+        raise TemplateRefuses(_first_line(fault)) from fault
+    reply = _ASKED.ask(template, given, _special_tokens(tokenizer))
+    if "text" in reply:
+        return reply["text"]
+    if "refuses" in reply:
+        raise TemplateRefuses(reply["refuses"])
+    found = {
+        "time": f"does not end; expected {TEMPLATE_SECONDS}",
+        "memory": f"asks for too much memory; expected {TEMPLATE_MEMORY}",
+        "size": f"makes too long a text; expected {TEMPLATE_TEXT}",
+        "crash": "crashes the process that renders it",
+    }
+    raise BadPrompt(f"the chat template {found[reply['fault']]}; {_WAY_OUT}")
+
+
+def _has_its_own_way(tokenizer: Any) -> bool:
+    """A class that renders by its own code. It is no template, and was loaded only because its code is trusted."""
+    from transformers import PreTrainedTokenizerBase
+
+    return getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
+
+
+def _first_line(fault: Exception) -> str:
+    return str(fault).partition("\n")[0][:200] or type(fault).__name__
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """The tokens that templates use by name, such as bos_token."""
+    given: dict[str, Any] = tokenizer.special_tokens_map
+    return {name: list(map(str, one)) if isinstance(one, list | tuple) else str(one) for name, one in given.items()}
+
+
+class _Asked:
+    """The guarded process. It starts when the first template is rendered, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._process: Guarded | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def ask(self, *question: object) -> dict[str, Any]:
+        with self._lock:
+            reply: dict[str, Any] = {}
+            # It may have died from outside; only a fresh process's death is due to this template.
+            for _ in range(2):
+                if self._process is None or self._owner != os.getpid():  # a forked process has pipes that are another's
+                    self._process, self._owner = _started(), os.getpid()
+                reply = self._process.ask(*question)
+                if reply.get("fault") in ("time", "memory", "crash"):
+                    self._end()
+                if reply.get("fault") != "crash":
+                    break
+            return reply
+
+    def end(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None and self._owner == os.getpid():
+            self._process.end()
+        self._process = None
+
+
+_ASKED = _Asked()
+atexit.register(_ASKED.end)
+
+
+def _started() -> Guarded:
+    return Guarded(__name__, float(TEMPLATE_SECONDS.value), TEMPLATE_MEMORY.value, _failed)
+
+
+def _failed(cause: str) -> MlessError:
+    return MlessError(f"the process that renders chat templates did not start ({cause}); use --prompt raw")
+
+
+# ---- the process's end -----------------------------------------------------------------------------------------------
+
+
+def prepare() -> Callable[..., dict[str, Any]]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def answer(template: str, messages: list[dict[str, Any]], special: dict[str, Any]) -> dict[str, Any]:
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[messages], chat_template=template, add_generation_prompt=True, **special
+            )
+        except MemoryError:
+            raise
+        except Exception as fault:  # noqa: BLE001  a template may raise anything
+            return {"refuses": _first_line(fault)}
+        text = rendered[0][0]
+        return {"text": text} if len(text) <= TEMPLATE_TEXT.value else {"fault": "size"}
+
+    return answer

@@ -1,0 +1,114 @@
+"""Chat templates from outside: they end, or are refused in words, and honest ones come out as transformers renders them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mless import limits, templates
+from mless.errors import BadPrompt
+from mless.prompting import build_prompts
+from mless.values import Condition, Item
+from spelling import CHATML, byte_level, with_a_prefix
+
+TALK = [{"role": "system", "content": "Be brief. \ud800"}, {"role": "user", "content": "Why?\n\x00é"}]
+FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[None]:
+    """A second is enough for what must not end; the limit in use is longer."""
+    templates._ASKED.end()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(templates, "TEMPLATE_SECONDS", replace(limits.TEMPLATE_SECONDS, value=1))
+        yield
+    templates._ASKED.end()
+
+
+@pytest.mark.parametrize("make", [byte_level, with_a_prefix])
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        "{{ bos_token }}{% for m in messages %}[{{ m.role | upper }}]{{ m['content'] | trim }}{{ eos_token }}{% endfor %}",
+        "{{ messages | tojson }}{% if add_generation_prompt %}>{% endif %}",
+        "{%- set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
+        "{{ strftime_now('%Y %Z') }}",
+    ],
+)
+def test_honest_templates_are_rendered_as_transformers_does(make: Any, template: str) -> None:
+    tokenizer = make(template)
+    expected = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
+    assert templates.render(tokenizer, TALK) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (FOR_EVER, "does not end; expected at most 1 seconds .limit template-seconds"),
+        ("{{ 9 ** (9 ** 9) }}", "does not end"),
+        ("{% if 'MARK' not in messages[-1].content %}" + FOR_EVER + "{% endif %}" + CHATML, "does not end"),
+        # One comparison, which nothing inside a Python process can interrupt.
+        ("{% set x = range(99999) | list %}{% set y = range(99999) | list %}{{ [x] * 99999 == [y] * 99999 }}", "does not end"),
+        ("{{ 'a' * 10 ** 11 }}", "asks for too much memory; expected at most 2,147,483,648 bytes"),
+        ("{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}", "asks for too much memory"),
+        ("{{ '%999999999999d' % 1 }}", "asks for too much memory|cannot be used"),
+        ("{% set n = 10 ** 8 %}{{ 'a' * n }}", "makes too long a text; expected at most 16,000,000 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be used .maximum recursion depth"),
+        ("{{ " + "(" * 50_000 + ")" * 50_000 + " }}", "cannot be used|crashes"),
+        ("{{ ''.__class__.__mro__ }}", "cannot be used .access to attribute '__class__'"),
+        ("{% include '/etc/passwd' %}", "cannot be used .no loader"),
+        ("{{", "cannot be used"),
+    ],
+)  # fmt: skip
+def test_hostile_templates(hasty: None, template: str, why: str) -> None:
+    condition = Condition("none", "none")
+    with pytest.raises(BadPrompt, match=rf"the chat template .*({why}).*; use --prompt raw"):
+        list(build_prompts(byte_level(template), [Item("q", "Why?")], condition, kind="chat"))
+    # The next one is not harmed.
+    assert templates.render(byte_level("{{ messages[0].content }}!"), [{"role": "user", "content": "x"}]) == "x!"
+
+
+def test_a_template_that_refuses_one_item_is_named_with_it() -> None:
+    template = "{% if 'MARK' not in messages[-1].content %}{{ raise_exception('not\\nthis') }}{% endif %}" + CHATML
+    with pytest.raises(BadPrompt, match=r"item 'q': the chat template refuses it \(not\); use --prompt raw"):
+        list(build_prompts(byte_level(template), [Item("q", "Why?")], Condition("none", "none"), kind="chat"))
+
+
+def test_a_process_that_died_is_started_again() -> None:
+    tokenizer, talk = byte_level("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]
+    assert templates.render(tokenizer, talk) == "x"
+    process = templates._ASKED._process
+    assert process is not None
+    process._process.kill()
+    process._process.wait()
+    assert templates.render(tokenizer, talk) == "x"
+
+
+def test_a_forked_process_has_one_of_its_own() -> None:
+    tokenizer = byte_level("{{ messages[0].content }}")
+    assert templates.render(tokenizer, [{"role": "user", "content": "x"}]) == "x"
+    code = (
+        "import os\nfrom mless import templates\nfrom spelling import byte_level\n"
+        "one = byte_level('{{ messages[0].content }}')\n"
+        "def ask(text): return templates.render(one, [{'role': 'user', 'content': text}])\n"
+        "assert ask('a') == 'a'\n"
+        "child = os.fork()\n"
+        "said = [ask(text) for text in ('b', 'c')]\n"
+        "print(said, flush=True)\n"
+        "child and os.waitpid(child, 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "['b', 'c']\n" * 2, done.stderr
