@@ -93,6 +93,13 @@ def test_a_number_too_long_to_write_out_is_still_refused() -> None:
         gates.check_count(10**5000, "rows", LIMIT, BadData)
 
 
+def test_halves_in_content_that_was_never_text() -> None:
+    for content in ({"a": "\ud800"}, {"a": [{"\udfff": 1}]}):
+        with pytest.raises(BadData, match="is half a character"):
+            gates.check_content(content, BadData)
+    gates.check_content({"a": ["ü", 1, None]}, BadData)
+
+
 def test_every_limit_is_documented() -> None:
     page = (Path(__file__).parent.parent / "docs" / "limits.md").read_text("utf-8")
     for name, one in limits.LIMITS.items():

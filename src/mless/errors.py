@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class MlessError(Exception):
     """A fault the user can fix. The command prints its message on one line and exits with code 2."""
@@ -49,3 +51,18 @@ class EngineFault(MlessError):
 
 class BadPlugin(MlessError):
     """A thing from outside the package that cannot be used: its module fails, its name is taken, or it is something else."""
+
+
+class NoMemory(MlessError):
+    """Memory that was asked for was refused."""
+
+
+_REFUSED = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+)
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether memory was refused. torch on a CPU and Parquet's reader say so in words only."""
+    by_type = isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError"  # torch is not imported here
+    return by_type or _REFUSED.search(str(fault)) is not None

@@ -109,7 +109,7 @@ def json_of(text: str, refuse: Refuse, *, finite: bool = True, where: str | None
         raise at(f"broken JSON: {fault.msg} (column {fault.colno}){hint}", fault.lineno) from None
     except RecursionError:
         raise at(_too_deep()) from None
-    _check_content(content, text, at)
+    check_content(content, at, halves=_may_hold_halves(text))
     return content
 
 
@@ -117,9 +117,12 @@ def _too_deep() -> str:
     return f"broken JSON: nested too deeply; expected {JSON_DEPTH}"
 
 
-def _check_content(content: Any, text: str, at: Callable[[str], MlessError]) -> None:
-    """The depth, and half characters where the text may hold some."""
-    halves = re.search(r"\\u[dD][89a-fA-F]", text) is not None or _HALF.search(text) is not None
+def _may_hold_halves(text: str) -> bool:
+    return re.search(r"\\u[dD][89a-fA-F]", text) is not None or not_text(text)
+
+
+def check_content(content: Any, at: Refuse, *, halves: bool = True) -> None:
+    """The depth, and with `halves` that no text holds half a character."""
     level: list[Any] = [content]
     for depth in range(JSON_DEPTH.value + 2):
         if not level:
@@ -148,8 +151,13 @@ def toml_of(text: str, refuse: Refuse) -> dict[str, Any]:
         raise refuse(f"is nested too deeply; expected {JSON_DEPTH}") from None
     except (ValueError, OverflowError) as fault:  # a number of thousands of digits, a date that does not exist
         raise refuse(f"is no valid TOML: {shown(fault, 100)}") from None
-    _check_content(content, text, refuse)
+    check_content(content, refuse, halves=_may_hold_halves(text))
     return content
+
+
+def not_text(text: str) -> bool:
+    """Whether half a character (a lone surrogate) is in it: what Python makes of bytes that are no UTF-8, and no file takes."""
+    return _HALF.search(text) is not None
 
 
 def an_object(value: Any, refuse: Refuse) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Limit:
     why: str
 
     def __str__(self) -> str:
-        return f"at most {self.value:,} {self.unit} (limit {self.name}: {self.why})"
+        return f"at most {f'{self.value:,} {self.unit}'.rstrip()} (limit {self.name}: {self.why})"
 
 
 LIMITS: dict[str, Limit] = {}
@@ -47,7 +47,7 @@ GGUF_ENTRIES = _limit("gguf-entries", 1_000_000, "entries", "real files have som
 
 # ---- chat templates --------------------------------------------------------------------------------------------------
 
-TEMPLATE_SECONDS = _limit("template-seconds", 10, "seconds", "a template is rendered in a thousandth of one")
+TEMPLATE_SECONDS = _limit("template-seconds", 5, "seconds", "a template is rendered in a thousandth of one")
 TEMPLATE_MEMORY = _limit("template-memory", 2 << 30, "bytes", "a rendered conversation has some thousand")
 TEMPLATE_TEXT = _limit("template-text", 16_000_000, "characters", "system text and question have 8 million at most")
 
@@ -67,7 +67,8 @@ FLIPS = _limit("flips", 100_000_000, "flips", "more do not change a p-value that
 CONDITIONS = _limit("conditions", 1_000, "conditions", "each one runs every item")
 NAME = _limit("name", 200, "characters", "names become parts of file names")
 SEED = _limit("seed", 2**63 - 1, "", "random number generators take 64 bits")
-ITEMS = _limit("items", 10**9, "items", "plans beyond it are not computed exactly")
+ITEMS = _limit("items", 10**9, "items", "no data set has more")
+PLANNED_ITEMS = _limit("planned-items", 10_000_000, "items", "exact power of more takes over a minute")
 # ---- result folders and logs of other programs ----------------------------------------------------------------------
 
 MANIFEST_BYTES = _limit(

@@ -11,6 +11,7 @@ from typing import Any, Literal, SupportsIndex, cast, get_args
 from mless import arm_rules
 from mless.conditions import CONDITION_KINDS, Kind
 from mless.errors import BadPrompt, BadStudy
+from mless.gates import shown
 
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
 Placement = Literal["before-system", "before-question", "end", "before-answer", "anywhere"]
@@ -349,7 +350,9 @@ def parse_numbers(text: str, highest: int, what: str, whose: str = "this model's
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:[-–]\s*(\d{1,9})\s*)?", part)
         if not match:
-            raise BadStudy(f"{what}s: cannot read {part.strip()!r}; write 'all', a number, or a list such as 1-4,7")
+            raise BadStudy(
+                f"{what}s: cannot read {shown(part.strip(), 60)}; write 'all', a number, or a list such as 1-4,7"
+            )
         first = int(match[1])
         last = int(match[2] or first)
         for number in (first, last):

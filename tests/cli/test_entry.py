@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from command_line import Command, refused
 
 import mless
+from mless.study import planning
 
 
 def test_help_and_version(command: Command) -> None:
@@ -39,3 +42,30 @@ def test_the_commands_own_start_is_light() -> None:
     code = "import sys, mless.cli; print(sorted({'torch', 'transformers', 'scipy', 'pyarrow', 'matplotlib', 'pydantic'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_words_that_are_no_text(command: Command, tmp_path: Path) -> None:
+    """A file's name may hold any bytes; study.json and tables hold text."""
+    name = os.fsdecode(b"m\xff")
+    for words in (
+        ["run", "quick", "--model", name],
+        ["run", "quick", "--out", tmp_path / name],
+        ["run", f"{name}.toml"],
+        ["run", "quick", "--data", f"{name}.jsonl"],
+        ["figure", "map", name],
+        ["verify", name],
+        ["import", f"none={name}"],
+        ["models", name],
+    ):
+        refused(command(*words), "m\\udcff", "holds bytes that are no UTF-8 text", "rename the file or folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_refused_is_no_defect(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "plan", lambda *words, **more: bytearray(1 << 60))
+    refused(
+        command("plan", "--items", "9"),
+        "memory was refused (MemoryError)",
+        "--set batch_size=1",
+        "what is stored stays",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -644,12 +644,24 @@ def test_a_state_outside_of_the_cache(family: str) -> None:
 # ---- memory ---------------------------------------------------------------------------------------------------------------
 
 
-def test_no_memory_at_the_start(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused_by_a_gpu() -> None:
+    raise torch.OutOfMemoryError("no room")
+
+
+def refused_by_the_system() -> None:
+    """What torch raises on a CPU, a plain RuntimeError: no system has so much memory."""
+    torch.empty(1 << 58)
+
+
+@pytest.mark.parametrize("refuse", [refused_by_a_gpu, refused_by_the_system])
+def test_no_memory_at_the_start(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[], None]
+) -> None:
     whole = SlotLayer.lazy_initialization
 
     def short(self: SlotLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
         if keys.shape[0] > 8:
-            raise torch.OutOfMemoryError("no room")
+            refuse()
         whole(self, keys, values)
 
     monkeypatch.setattr(SlotLayer, "lazy_initialization", short)
@@ -662,7 +674,8 @@ def test_no_memory_at_the_start(llama: LoadedModel, monkeypatch: pytest.MonkeyPa
     HfEngine(llama, length=100, slots=8).close()
 
 
-def test_no_memory_half_way(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refuse", [refused_by_a_gpu, refused_by_the_system])
+def test_no_memory_half_way(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[], None]) -> None:
     calls = 0
     forward = type(llama.model).forward
 
@@ -670,7 +683,7 @@ def test_no_memory_half_way(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch)
         nonlocal calls
         calls += 1
         if calls > 14:
-            raise torch.OutOfMemoryError("no room")
+            refuse()
         return forward(self, **given)
 
     requests = asked(*range(1, 13))

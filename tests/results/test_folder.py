@@ -350,3 +350,13 @@ def test_the_hold_ends_on_an_exception(folder: ResultFolder) -> None:
         1 / 0  # noqa: B018
     with folder.writing():
         pass
+
+
+def test_a_place_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the working directory's name is no UTF-8."""
+    place = tmp_path / os.fsdecode(b"here\xff")
+    place.mkdir()
+    monkeypatch.chdir(place)
+    with pytest.raises(BadFolder, match=r"here\\udcff/r' holds bytes that are no UTF-8 text.*choose another --out"):
+        ResultFolder(Path("r")).writing().__enter__()
+    assert list(place.iterdir()) == []

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mless.errors import BadFolder
+from mless.errors import BadFolder, NoMemory
 from mless.figures import draw
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredResults, read_prompts
-from mless.results.tables import SHAPES
+from mless.results.tables import SHAPES, TableGate
 from mless.study import verdict_lines
 from mless.study.kinds import MEASUREMENTS
 from mless.values import FigureSpec
@@ -169,3 +169,15 @@ def test_wider_types_and_further_columns_are_taken(tmp_path: Path) -> None:
 def test_every_table_of_a_measurement_is_declared() -> None:
     tables = {table for name in MEASUREMENTS for table in MEASUREMENTS.get(name).tables}
     assert tables <= SHAPES.keys()
+
+
+def test_a_table_that_memory_is_refused_for_is_not_called_damaged(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "r", layers=1, heads=2, items=3)
+    about = ResultFolder(folder).about()
+    assert about is not None
+    gate = TableGate(folder / "retained.parquet", about)
+    with pytest.raises(
+        NoMemory, match=r"retained\.parquet cannot be read \(.*\); give this command more memory"
+    ) as refused:
+        gate.read(lambda: pa.allocate_buffer(1 << 60))
+    assert "remove" not in str(refused.value)

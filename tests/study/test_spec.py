@@ -527,3 +527,9 @@ def test_a_study_that_is_no_file(tmp_path: Path) -> None:
     assert "is a folder, not a file" in refusal(str(tmp_path / "s.toml"))
     assert "no study 'a\\x00b'" in refusal("a\0b")
     assert "no study file" in refusal("a\0b.toml")
+
+
+def test_text_that_no_file_takes_is_refused() -> None:
+    for changes in ({"title": "\ud800"}, {"condition": {"x": {"filler": "\udfff"}}}, {"data": "d\udcff.jsonl"}):
+        with pytest.raises(BadStudy, match="is half a character"):
+            load_study("quick", changes)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from judged_answers import WITHOUT_ANSWERS, answers_of, pair, write_folder
+import synthetic
+from judged_answers import answers_of, pair, write_folder
 from mless import stats
 from mless.errors import BadFolder, BadStudy
-from mless.results.folder import ResultFolder
 from mless.study.planning import plan, plan_lines
 
 
@@ -167,9 +167,9 @@ def test_a_pilot_that_says_nothing(tmp_path: Path):
 def test_a_pilot_that_is_none(tmp_path: Path):
     with pytest.raises(BadFolder, match="no result folder"):
         plan(500, None, None, tmp_path)
-    ResultFolder(tmp_path).write_manifest(WITHOUT_ANSWERS)
+    attention = synthetic.write_folder(tmp_path / "r", layers=1, heads=2, items=3)
     with pytest.raises(BadFolder, match="holds no answers"):
-        plan_lines(plan(500, None, None, tmp_path))
+        plan(500, None, None, attention)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -179,14 +179,17 @@ def test_a_pilot_that_is_none(tmp_path: Path):
     ("asked", "message"),
     [
         ({"items": None}, r"number of items \(--items 500\), from an effect"),
-        ({"items": 0}, "items: at least 1 expected, got 0"),
+        ({"items": 0}, "items: expected at least 1, got 0"),
+        ({"items": 10**18}, r"items: expected at most 10,000,000 items \(limit planned-items.*got 1000000000000000000"),
+        ({"items": 10**30}, "limit planned-items"),
+        ({"conditions": 10**18}, "limit conditions"),
         ({"effect": 2.0}, r"effect: a share from 0\.001 to 1 expected, as 0\.02 is for ±2 points; got 2"),
         ({"effect": -0.02}, "effect: a share"),
         ({"effect": float("nan")}, "effect: a share .* got nan"),
         ({"effect": 0.2}, r"cannot move by 20\.0 points where only 10 % of items change \(assumed\).*--changed 0\.2"),
         ({"changed": 0.0}, "changed: a share above 0 and at most 1"),
         ({"changed": 1.5}, r"changed: .* got 1\.5"),
-        ({"conditions": 0}, "conditions: at least 1 that is compared with none expected, got 0"),
+        ({"conditions": 0}, "conditions compared with none: expected at least 1, got 0"),
         ({"again": -0.1}, r"again: a share from 0 to 1 expected.*got -0\.1"),
         ({"again": 0.15}, r"asked again change 15 % of items \(A/A\), so a condition changes no less.*--changed 0\.15"),
         ({"margin": 0.0}, r"margin: a share of at least 0\.001 and below 1 expected.*got 0"),

@@ -27,13 +27,18 @@ from mless.cli.command_verify import verify
 from mless.cli.groups import spread
 from mless.cli.printing import plain
 from mless.cli.streams import CLOSED_PIPE, OutputClosed, guarded
-from mless.errors import MlessError
+from mless.errors import BadStudy, MlessError, is_out_of_memory
+from mless.gates import not_text, shown
 
 _EPILOG = (
     "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input (the message says "
     "the way out); 130 interrupted (the same command goes on)."
 )
 _INTERRUPTED = 130
+_LESS = (
+    "what is stored stays; measure fewer prompts at once (--set batch_size=1), fewer layers (--layers 1) or shorter prompts (--length), "
+    "or run where there is more memory"
+)
 # In the order of the help.
 _COMMANDS = {
     "run": run,
@@ -89,6 +94,7 @@ def main() -> None:
 def _exit_code() -> int:
     """Run the command; what it wrote has been written when this ends."""
     try:
+        _check_words(sys.argv[1:])
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         # typer catches Ctrl-C itself and returns its exit code as the command's result.
         if code == _INTERRUPTED:
@@ -106,11 +112,23 @@ def _exit_code() -> int:
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
             return _failed(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if is_out_of_memory(fault):
+            cause = (str(fault).splitlines() or [type(fault).__name__])[0]
+            return _failed(f"memory was refused ({cause}); {_LESS}", 2)
         return _failed(
             "this is a defect of mless; please report it with what is printed above and with what `mless doctor` prints",
             1,
             fault,
         )
+
+
+def _check_words(words: list[str]) -> None:
+    """Names go into study.json and tables, which hold text: bytes that are none, as in a file's name, are refused."""
+    for word in words:
+        if not_text(word):
+            raise BadStudy(
+                f"{shown(word)} holds bytes that are no UTF-8 text; rename the file or folder, or mend the word"
+            )
 
 
 def _failed(message: str, code: int, fault: Exception | None = None) -> int:

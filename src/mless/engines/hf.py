@@ -39,7 +39,7 @@ from mless.engines.slots import (
     sent,
     slot_attention,
 )
-from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture
+from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, is_out_of_memory
 from mless.gates import check_count
 from mless.models import LoadedModel
 from mless.models.widening import widened
@@ -121,22 +121,21 @@ class HfEngine:
         # In batch-invariant mode products always go by blocks.
         self._packed = packed_products(model.model, self.slots) if mode == "row-stable" else []
         try:
-            self._allocate()
-        except torch.OutOfMemoryError:
+            with self._memory_named():
+                self._allocate()
+        except OutOfMemory:
             self.close()
-            raise self._out_of_memory() from None
+            raise
 
     # ---- what callers use ---------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those with ARM come last."""
         self._check(requests, decoding)
-        try:
+        with self._memory_named():
             for arm, group in by_arm(requests).items():
                 with self._armed(arm):
                     yield from self._generate(group, decoding, live)
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory() from None
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
         most = min(live or self.slots, self.slots)
@@ -189,7 +188,7 @@ class HfEngine:
         """
         groups = list(by_arm(requests).items())
         found: dict[str, Any] = {"prompts": 0, "tokens": 0, "logits": "same bits alone and together, in other slots"}
-        try:
+        with self._memory_named():
             for arm, group in groups[:1] + [one for one in groups[1:] if one[0] is not None][:1]:
                 with self._armed(arm):
                     shown = self._show(group, tokens)
@@ -198,8 +197,6 @@ class HfEngine:
                     "tokens": max(found["tokens"], shown["tokens"]),
                 }
                 found["forward"] = max(found.get("forward", 0.0), shown["forward"])
-        except torch.OutOfMemoryError:
-            raise self._out_of_memory() from None
         return found
 
     def _show(self, requests: Sequence[Request], tokens: int) -> dict[str, Any]:
@@ -303,9 +300,9 @@ class HfEngine:
                 here.wait_stream(stream)
                 with torch.cuda.graph(graph, stream=stream):
                     self._logits = self._forward()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
+        except RuntimeError as fault:
+            if is_out_of_memory(fault):
+                raise
             self._logits = None
             torch.cuda.synchronize()
             return
@@ -327,13 +324,20 @@ class HfEngine:
                 self._arm = None
                 self._graph, self._logits = step
 
-    def _out_of_memory(self) -> OutOfMemory:
-        torch.cuda.empty_cache()
-        return OutOfMemory(
-            f"{self.slots} rows of {self.length} tokens do not fit into the memory of {self._model.device}; use fewer: "
-            f"--set accuracy.slots={max(1, self.slots // 2)}",
-            self.slots,
-        )
+    @contextmanager
+    def _memory_named(self) -> Generator[None]:
+        """Memory that is refused inside the block, by a GPU or by the system, becomes one error."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as fault:
+            if not is_out_of_memory(fault):
+                raise
+            torch.cuda.empty_cache()
+            raise OutOfMemory(
+                f"{self.slots} rows of {self.length} tokens do not fit into the memory of {self._model.device}; use fewer: "
+                f"--set accuracy.slots={max(1, self.slots // 2)}",
+                self.slots,
+            ) from None
 
     def _check(self, requests: Sequence[Request], decoding: Decoding) -> None:
         for request in requests:

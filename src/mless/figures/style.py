@@ -188,7 +188,21 @@ def _escaped(sign: str) -> str:
 @cache
 def text_width(text: str, size: float) -> float:
     """Width in inches."""
-    return float(TextPath((0, 0), text, size=size, usetex=False).get_extents().width) / 72 if text.strip() else 0.0
+    if not text.strip():
+        return 0.0
+    if len(text) > _MEASURED_WHOLE:
+        return sum(map(_advance, text)) * size
+    return float(TextPath((0, 0), text, size=size, usetex=False).get_extents().width) / 72
+
+
+#: The outline of a longer text takes seconds to measure; it is taken for the sum of its signs, which leaves out kerning.
+_MEASURED_WHOLE = 80
+
+
+@cache
+def _advance(sign: str) -> float:
+    """How far one sign moves the next, in inches at size 1."""
+    return (text_width(f"|{sign}|", 100.0) - text_width("||", 100.0)) / 100
 
 
 Title = tuple[str, float]

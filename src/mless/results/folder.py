@@ -450,6 +450,10 @@ class ResultFolder:
     @contextmanager
     def writing(self) -> Generator[None]:
         """Lock the folder. A second run gets an error; the lock of a killed run ends with its process."""
+        if gates.not_text(os.path.abspath(self.path)):
+            raise BadFolder(
+                f"{gates.shown(os.path.abspath(self.path))} holds bytes that are no UTF-8 text, which tables cannot be written under; choose another --out"
+            )
         with _refusals(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / _LOCK).is_symlink():

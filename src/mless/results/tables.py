@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
 from mless import gates
-from mless.errors import BadFolder
+from mless.errors import BadFolder, NoMemory, is_out_of_memory
 from mless.limits import KEYED_ROWS, TABLE_BYTES, TABLE_ROWS, VALUES_PER_BYTE, WHOLE_TABLE
 from mless.results import schemas
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
@@ -25,6 +25,7 @@ from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
 
+Read = TypeVar("Read")
 _WAY_OUT = "remove it and run the study again"
 _SPANS = pa.list_(pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())]))
 _MASS = pa.struct([(name, pa.float32()) for name in MASS_NAMES])
@@ -156,13 +157,10 @@ class TableGate:
 
     def _check_file(self) -> None:
         """It is Parquet with a plausible number of rows, its columns have their types, and no row is there twice."""
-        try:
-            opened = pq.ParquetFile(self._file)
-        except (OSError, pa.ArrowException, ValueError) as fault:
-            raise self.refuse(f"cannot be read ({_first_line(fault)})") from None
+        opened = self.read(lambda: pq.ParquetFile(self._file))
         with opened:
             self._check_size(opened.metadata, self._file.stat().st_size)
-            self._check_types(_schema_of(opened, self.refuse))
+            self._check_types(self.read(lambda: opened.schema_arrow))
             self._check_all(opened)
 
     def _check_all(self, opened: pq.ParquetFile) -> None:
@@ -183,12 +181,18 @@ class TableGate:
         if (further := _FURTHER.get(self._file.stem)) is not None:
             further(self, table)
 
-    def read(self, reads: Callable[[], pa.Table]) -> pa.Table:
+    def read(self, reads: Callable[[], Read]) -> Read:
         """What `reads` returns; a fault of Parquet becomes a refusal."""
         try:
             return reads()
         except (OSError, pa.ArrowException, ValueError, OverflowError) as fault:
-            raise self.refuse(f"cannot be read ({_first_line(fault)})") from None
+            why = f"cannot be read ({_first_line(fault)})"
+            if is_out_of_memory(fault):
+                # It may be good, so it is not to be removed.
+                raise NoMemory(
+                    f"{self._file} {why}; give this command more memory, and `mless verify {self._file.parent}` says whether the folder is whole"
+                ) from None
+            raise self.refuse(why) from None
 
     def _may_be_empty(self) -> bool:
         """Points are chosen, and there may be none to choose; and none alone is compared with nothing."""
@@ -453,13 +457,6 @@ def _prompt_lengths(file: Path, about: Mapping[str, Any]) -> dict[tuple[str, str
         keys = zip(table["condition"].to_pylist(), table["item"].to_pylist(), strict=True)
         _LENGTHS[file] = state, dict(zip(keys, lengths, strict=True))
     return _LENGTHS[file][1]
-
-
-def _schema_of(opened: pq.ParquetFile, refuse: Callable[[str], BadFolder]) -> pa.Schema:
-    try:
-        return opened.schema_arrow
-    except (OSError, pa.ArrowException, ValueError) as fault:
-        raise refuse(f"cannot be read ({_first_line(fault)})") from None
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:

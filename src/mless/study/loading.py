@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from mless.errors import BadStudy
-from mless.gates import kind_of, read_text, shown, shown_number, toml_of
+from mless.gates import check_content, kind_of, read_text, shown, shown_number, toml_of
 from mless.limits import STUDY_BYTES
 from mless.registry import near
 from mless.study.showing import figure_spec
@@ -82,6 +82,7 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
 
 def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
     """A spec from its fields; a fault names the field, and the nearest one there is."""
+    check_content(dict(fields), lambda message: BadStudy(f"study {source}: {message}"))
     try:
         return StudySpec.model_validate(dict(fields))
     except ValidationError as fault:

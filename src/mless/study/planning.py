@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mless import stats
+from mless import limits, stats
 from mless.errors import BadStudy
+from mless.gates import check_count
 from mless.values import USUAL_MARGIN, counted
 
 #: Assumed where neither a share nor a pilot is given; the output says so.
@@ -188,15 +189,13 @@ def _check(
         raise BadStudy(
             "a plan starts from a number of items (--items 500), from an effect (--effect 0.02), or from both"
         )
-    if items is not None and items < 1:
-        raise BadStudy(f"items: at least 1 expected, got {items}")
+    check_count(items, "items", limits.PLANNED_ITEMS, BadStudy)
     # comparisons are written so that NaN fails them
     if effect is not None and not 1e-3 <= effect <= 1:
         raise BadStudy(f"effect: a share from 0.001 to 1 expected, as 0.02 is for ±2 points; got {effect:g}")
     if changed is not None and not 0 < changed <= 1:
         raise BadStudy(f"changed: a share above 0 and at most 1 expected, as 0.1 is for a tenth; got {changed:g}")
-    if conditions < 1:
-        raise BadStudy(f"conditions: at least 1 that is compared with none expected, got {conditions}")
+    check_count(conditions, "conditions compared with none", limits.CONDITIONS, BadStudy)
     if again is not None and not 0 <= again <= 1:
         raise BadStudy(f"again: a share from 0 to 1 expected, as 0.02 is for one item in fifty; got {again:g}")
     if not stats.SMALLEST_MARGIN <= margin < 1:

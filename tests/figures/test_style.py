@@ -1,0 +1,30 @@
+"""How wide a text is, before it is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mless.figures import style
+
+
+@pytest.mark.parametrize("text", ["m" * 250, "Qwen2.5-0.5B-Instruct/" * 12, "il .," * 40, "ü日" * 60])
+def test_a_long_text_is_measured_by_its_signs(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outline of 250 signs takes seconds; the sum of their widths is nearly the same."""
+    whole = style.text_width(style.shown(text)[:80], style.SMALL)
+    assert sum(map(style._advance, style.shown(text)[:80])) * style.SMALL == pytest.approx(whole, rel=0.03)
+    longest = 0
+
+    def outline(at: Any, drawn: str, **more: Any) -> Any:
+        nonlocal longest
+        longest = max(longest, len(drawn))
+        return drawn_by(at, drawn, **more)
+
+    drawn_by = style.TextPath
+    monkeypatch.setattr(style, "TextPath", outline)
+    titles = style.fit_titles([(f"{text}, measured", "Layer 1")], 2.5)
+    ((title, _),) = titles.values()
+    assert longest <= 80
+    assert title.endswith("…\nLayer 1")
+    assert style.text_width(title.partition("\n")[0], style.SMALL) <= 2.5
