@@ -305,8 +305,10 @@ def extents_of(
             shown = decoded(tokenizer, [ids[n]])
             first = max(reached, first - (len(shown) - len(shown.lstrip(" "))))
         if visible and text[last : last + 1] == " ":
-            following = next((a if b > a else b for a, b in offsets[n + 1 :] if b > last), len(text))
-            if not text[last:following].strip(" "):
+            # No slice of the offsets: copying them for every token makes a long prompt quadratic.
+            further = (offsets[k] for k in range(n + 1, len(offsets)) if offsets[k][1] > last)
+            following = next((a if b > a else b for a, b in further), len(text))
+            if following > last and not text[last:following].strip(" "):
                 shown = decoded(tokenizer, [ids[n]])
                 last = min(following, last + len(shown) - len(shown.rstrip(" ")))
         extents.append((first, last))

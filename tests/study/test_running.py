@@ -866,3 +866,11 @@ def test_parameters_of_arm_that_nobody_uses_are_said(tiny: Path, tmp_path: Path)
     chosen = {"model": str(tiny), "limit": 1, "length": 5, "conditions": "none,mless", "prompt": "raw", "arm.c": 0.3}
     run_study(load_study("quick", chosen), tmp_path / "r", told)
     assert any("no condition runs with ARM" in line for line in told.lines)
+
+
+def test_a_question_far_too_long_is_refused_before_it_is_split(tiny: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text(json.dumps({"id": "a", "question": "q " * 1_000_000}))
+    with pytest.raises(BadPrompt, match=r"item 'a' has 2,000,000 characters, but .* takes 512 tokens; leave it out"):
+        run_study(load_study("quick", {"model": str(tiny), "data": str(data), "prompt": "raw"}), tmp_path / "r")
+    assert not (tmp_path / "r" / "study.json").exists()

@@ -14,6 +14,7 @@ from torch import nn
 
 from mless.errors import UnknownModel, UnsupportedArchitecture
 from mless.models import processor
+from mless.models.gguf_gate import check_gguf
 from mless.models.quiet import counting_gguf_tensors, quiet_transformers, reading_gguf_once
 from mless.models.widening import keep_narrow
 
@@ -126,6 +127,7 @@ class _Parts:
 def _metadata(path: Path, name: str) -> dict[str, Any]:
     from gguf import GGUFReader
 
+    check_gguf(path, name)
     try:
         fields = GGUFReader(path).fields
     except (ValueError, OSError, IndexError, KeyError, OverflowError) as fault:

@@ -29,7 +29,7 @@ from mless.study.identity import (
     versions,
 )
 from mless.study.showing import check_figure
-from mless.study.subject import Subject, check_arm, check_pairs, check_prompt
+from mless.study.subject import Subject, check_arm, check_pairs, check_prompt, check_questions
 from mless.values import Condition, Item, parse_numbers
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> W
     if subject.tokenizer is None:
         return Written("text", None, bench.conditions)
     kind = resolve_kind(spec.prompt, subject.tokenizer, subject.label)
+    check_questions(subject.tokenizer, subject.context, subject.label, bench.items)
     sentences = tasks.filler_sentences()
     prompts = {
         condition.name: list(

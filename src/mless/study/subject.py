@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mless.errors import BadStudy, TokenizerFault
+from mless.errors import BadPrompt, BadStudy, TokenizerFault
 from mless.prompting import align
 from mless.study.identity import slug
-from mless.values import Condition, Prompt
+from mless.values import Condition, Item, Prompt
 
 if TYPE_CHECKING:
     from mless.models import LoadedModel
@@ -119,6 +119,19 @@ def check_pairs(prompts: Mapping[str, Sequence[Prompt]]) -> None:
     for rows in prompts.values():
         for without, prompt in zip(prompts["none"], rows, strict=True):
             align(without, prompt)
+
+
+def check_questions(tokenizer: Any, context: int | None, label: str, items: Sequence[Item]) -> None:
+    """Refuse a question that cannot fit, before it is split into tokens: that takes a second per 100,000 characters."""
+    if context is None:
+        return
+    # No token stands for more characters; four times as many, because some tokenizers shorten a text first.
+    most = 4 * context * max(map(len, tokenizer.get_vocab()), default=1)
+    for item in items:
+        if len(item.question) > most:
+            raise BadPrompt(
+                f"item {item.id!r} has {len(item.question):,} characters, but {label} takes {context:,} tokens; leave it out of the data"
+            )
 
 
 def check_prompt(model: LoadedModel, prompt: Prompt) -> None:
