@@ -17,7 +17,7 @@ from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study
 from mless.study.measuring import Again
-from mless.study.verifying import compare, verification_lines, verify
+from mless.study.verifying import Verification, compare, verdict_of, verification_lines, verify
 from spelling import model_folder
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_folder(folder: Path) -> None:
     assert (found.state, found.good) == ("damaged", False)
     assert len(found.damaged) == 2
     lines = verification_lines(found)
-    assert "damaged: 2 fault(s)" in lines[0]
+    assert "damaged: 2 faults in" in lines[0]
     assert any("retained.parquet is damaged" in line for line in lines)
     assert any("shares.parquet is missing; restore it" in line for line in lines)
     assert "also there: notes.txt: not listed in study.json" in lines
@@ -203,3 +203,15 @@ def test_numbers_within_tolerance_and_texts(same: bool, changes: dict[str, Any],
     found = compare(Again([(unit, tables, kept)], same, "float32"))
     assert found.agrees is agrees
     assert (found.differing + found.texts_differing > 0) is bool(changes)
+
+
+def test_a_folder_whose_inner_folder_is_damaged_does_not_begin_with_whole() -> None:
+    def found(name: str, state: str, *inner: Verification) -> Verification:
+        return Verification(Path(name), state, 2, 0, None, [], [], {}, inner=inner)
+
+    outer = found("tuned", "whole", found("tuned/dev-1", "whole"), found("tuned/test", "damaged"))
+    assert not outer.good
+    assert verification_lines(outer)[0].startswith("tuned: not whole: ")
+    assert verification_lines(outer)[0].endswith("see test")
+    assert verdict_of(outer) == "tuned: test is damaged"
+    assert verification_lines(found("tuned", "whole", found("tuned/test", "whole")))[0].startswith("tuned: whole: ")

@@ -11,6 +11,7 @@ import typer
 from mless.cli.options import Json, TrustRemoteCode
 from mless.cli.printing import print_json, print_verdict
 from mless.cli.progress import ProgressBar
+from mless.errors import BadFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,4 +43,4 @@ def verify(result: Annotated[Path, typer.Argument(help="A result folder.")], opt
     else:
         print_verdict(verifying.verification_lines(found))
     if not found.good:
-        raise typer.Exit(2)
+        raise BadFolder(verifying.verdict_of(found))

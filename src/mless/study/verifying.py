@@ -19,6 +19,7 @@ from mless.study.bench import Composed, Job, Progress, Silent
 from mless.study.kinds import measurement_of
 from mless.study.loading import validated
 from mless.study.measuring import Again, compute_again
+from mless.values import counted as count_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -266,6 +267,13 @@ def verification_lines(found: Verification) -> list[str]:
     return [*_own_lines(found), *(line for one in found.inner for line in _own_lines(one)), FORGERY]
 
 
+def verdict_of(found: Verification) -> str:
+    """One sentence on a folder that is not good."""
+    inner = [f"{one.path.name} is {one.state}" for one in found.inner if not one.good]
+    own = [] if found.state in ("whole", "unsealed") else [found.state]
+    return f"{found.path}: {'; '.join([*own, *inner])}"
+
+
 def _own_lines(found: Verification) -> list[str]:
     counted = f"{found.tables} tables" + (f", {found.units} units" if found.units else "")
     heads = {
@@ -273,11 +281,15 @@ def _own_lines(found: Verification) -> list[str]:
         "unsealed": f"readable: made before there were checksums, so only that study.json and {counted} can be read was checked",
         "unfinished": f"unfinished: {found.units} unit files of {found.units_needed} units are there, each as it was written; the same "
         "command goes on",
-        "damaged": f"damaged: {len(found.damaged)} fault(s) in study.json and {counted}",
+        "damaged": f"damaged: {count_of(len(found.damaged), 'fault')} in study.json and {counted}",
         "differs": f"not reproduced: {counted} are as they were written, but other numbers come out here",
     }
+    head = heads[found.state]
+    if found.state in ("whole", "unsealed") and not found.good:
+        names = ", ".join(one.path.name for one in found.inner if not one.good)
+        head = f"not whole: its own {counted} are as they were written, but not all that lies in it is: see {names}"
     return [
-        f"{found.path}: {heads[found.state]}",
+        f"{found.path}: {head}",
         *found.damaged,
         *_left_over(found),
         *_made_lines(found.made),
