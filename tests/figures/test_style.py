@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,3 +31,11 @@ def test_a_long_text_is_measured_by_its_signs(text: str, monkeypatch: pytest.Mon
     assert longest <= 80
     assert title.endswith("…\nLayer 1")
     assert style.text_width(title.partition("\n")[0], style.SMALL) <= 2.5
+
+
+def test_a_broken_matplotlibrc_is_named(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(b"figure.dpi: \xff\xfe\n")
+    code = "from mless.errors import BadStudy\ntry:\n    import mless.figures.style\nexcept BadStudy as fault:\n    print(fault)\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "matplotlib cannot read its settings file, a matplotlibrc" in done.stdout, done.stderr
+    assert "mend or remove it" in done.stdout

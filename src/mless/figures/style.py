@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import matplotlib as mpl
+from mless.errors import BadStudy
+
+try:
+    import matplotlib as mpl
+except UnicodeDecodeError as fault:
+    raise BadStudy(
+        f"matplotlib cannot read its settings file, a matplotlibrc ({fault}); mend or remove it: it lies in the working directory, in "
+        "$MATPLOTLIBRC or in ~/.config/matplotlib"
+    ) from None
 from matplotlib import font_manager, ft2font
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
