@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -17,6 +18,10 @@ os.environ.setdefault("MLESS_CACHE", str(Path(__file__).parent.parent / ".venv" 
 from checking import check_types
 
 check_types()
+
+# No test may depend on how busy the machine is.
+settings.register_profile("mless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("mless")
 
 
 @pytest.fixture(scope="session")

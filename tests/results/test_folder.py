@@ -239,7 +239,9 @@ def test_what_was_the_end_of_a_chat_prompt_is_before_the_answer_now(
     folder: ResultFolder, number: int, prompt: dict[str, str], shown: str
 ) -> None:
     def content(end: str, *words: str) -> dict[str, Any]:
-        conditions = {"a": {"placement": end}, "b": {"placement": "before-question"}, "none": {}}
+        placed = {"a": end, "b": "before-question"}
+        conditions = {name: {"kind": "text", "length": 5, "placement": where} for name, where in placed.items()}
+        conditions["none"] = {"kind": "none"}
         study = {"placement": end, "condition": {"a": {"placement": end}, "b": {"placement": None}}, "name": "end"}
         return {"format": number, **prompt, "conditions": conditions, "study": study, "command": ["mless", *words]}
 

@@ -117,9 +117,10 @@ def figure(
         bar.say(
             f"{name}: the half made of attention; --bars draws the answers of its other half too, for which a model must answer them"
         )
+    # First, so that a damaged folder is refused before anything is drawn.
+    verdicts = {str(folder): verdict_lines(folder) for folder in used}
     written = draw(shown, used, omit_first=drawing.omit_first, **choices)
     bar.checked()
-    verdicts = {str(folder): verdict_lines(folder) for folder in used}
     for folder in used if not folders else ():
         write_report(folder, verdict=verdicts[str(folder)])
     if options.as_json:

@@ -72,6 +72,12 @@ class ScriptedEngine:
     ) -> None:
         self.close()
 
+    def check_requests(self, requests: Sequence[Request]) -> None:
+        """Refuse a script that lacks an answer, before any answer is stored."""
+        if not callable(self._script):
+            for request in requests:
+                self._texts(request)
+
     def _text(self, request: Request, decoding: Decoding) -> str:
         if callable(self._script):
             text: Any = self._script(request)
@@ -80,14 +86,18 @@ class ScriptedEngine:
                     f"the scripting function must give a text for item {request.item!r} of {request.condition!r}, got {text!r}"
                 )
             return text
+        texts = self._texts(request)
+        # random() of a seeded Random is the same in every Python version; other methods are not.
+        return texts[0 if decoding.greedy else int(random.Random(request.seed).random() * len(texts))]
+
+    def _texts(self, request: Request) -> tuple[str, ...]:
+        assert not callable(self._script)
         condition, item = request.condition, request.item
         # The A/A control repeats `none`, so unless it is scripted it gives `none`'s answers.
         spoken = [condition, "none", "*"] if condition == "none-again" else [condition, "*"]
         for key in ((name, which) for name in spoken for which in (item, "*")):
             if (texts := self._script.get(key)) is not None:
-                # random() of a seeded Random is the same in every Python version; other methods are not.
-                at = 0 if decoding.greedy else int(random.Random(request.seed).random() * len(texts))
-                return texts[at]
+                return texts
         raise EngineFault(
             f"no scripted answer for item {item!r} of condition {condition!r}; add one, or one for any item under the name '*'"
         )

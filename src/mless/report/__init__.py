@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mless.report.kinds import page_of
 from mless.results.folder import write_atomically
+
+if TYPE_CHECKING:
+    from mless.results.reading import StoredStudy
 
 __all__ = ["draw_standard", "publish", "summary", "write_report"]
 
@@ -18,12 +21,14 @@ def publish(folder: Path, fresh: bool, say: Callable[[str], None] = lambda line:
     if fresh or not page.exists():
         from mless.study import verdict_lines
 
-        lines = verdict_lines(Path(folder))
+        path = Path(folder)
+        # What the page says is read first, so that a damaged folder is refused before anything is drawn.
+        lines, parts = verdict_lines(path), page_of(path).parts(path)
         say("drawing")
-        for inner in page_of(Path(folder)).inside:
-            publish(Path(folder) / inner, fresh=True)
-        draw_standard(folder)
-        write_report(folder, verdict=lines)
+        for inner in page_of(path).inside:
+            publish(path / inner, fresh=True)
+        draw_standard(path)
+        _write(path, lines, parts)
     return page
 
 
@@ -46,10 +51,13 @@ def write_report(folder: Path, *, verdict: Sequence[str]) -> Path:
 
     It needs no network and runs no script. Data are shown as text, never as markup.
     """
+    return _write(Path(folder), verdict, page_of(Path(folder)).parts(Path(folder)))
+
+
+def _write(folder: Path, verdict: Sequence[str], parts: tuple[StoredStudy, str, dict[str, Any]]) -> Path:
     # jinja2 and pyarrow load here and not at the top: `import mless` must stay cheap.
     from mless.report.page import render
 
-    path = Path(folder)
-    opened, template, parts = page_of(path).parts(path)
-    write_atomically(path / "report.html", render(opened, verdict, template, parts).encode("utf-8"))
-    return path / "report.html"
+    opened, template, more = parts
+    write_atomically(folder / "report.html", render(opened, verdict, template, more).encode("utf-8"))
+    return folder / "report.html"

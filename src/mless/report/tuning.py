@@ -11,6 +11,7 @@ from mless.figures.tables import write_tables
 from mless.report.kinds import Page
 from mless.results import wording
 from mless.results.answers import StoredTuning
+from mless.results.folder import ResultFolder
 from mless.values import FigureSpec
 
 
@@ -20,21 +21,16 @@ def summary(folder: Path) -> dict[str, Any]:
     return {
         "chosen": {"condition": opened.chosen, **opened.conditions[opened.chosen]["arm"]},
         "tried": opened.tuning["tried"],
-        "tuning": opened.table("tuning", opened_columns("tuning")).to_pylist(),
-        "accuracy": opened.table("tuned", opened_columns("tuned")).to_pylist(),
+        "tuning": ResultFolder(folder).read_table("tuning").to_pylist(),
+        "accuracy": ResultFolder(folder).read_table("tuned").to_pylist(),
     }
-
-
-def opened_columns(table: str) -> list[str]:
-    from mless.results.schemas import ACCURACY, TUNING
-
-    return list({"tuning": TUNING, "tuned": ACCURACY}[table].names)
 
 
 def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
     """The sensitivity picture and the parameters as a table; the test items get a page of their own in their folder."""
-    written = draw(FigureSpec("sensitivity", "sensitivity"), [folder], formats=formats)
-    return written + write_tables("table9", [folder], folder / "figures")
+    # The table first: it needs more of the folder, so a damaged one is refused before anything is drawn.
+    written = write_tables("table9", [folder], folder / "figures")
+    return draw(FigureSpec("sensitivity", "sensitivity"), [folder], formats=formats) + written
 
 
 def page(folder: Path) -> tuple[StoredTuning, str, dict[str, Any]]:

@@ -43,7 +43,7 @@ class _Arm(_Shape):
 
 class _Condition(_Shape):
     name: str | None = None
-    kind: str | None = None
+    kind: str
     filler: str | None = None
     length: _Count | None = None
     placement: Placement | None = None
@@ -56,7 +56,8 @@ class _Condition(_Shape):
     arm: _Arm | None = None
     filler_ids: list[_Count] | None = None
     imported: str | None = None
-    told: bool = False
+    recorded: bool = False
+    told: bool = False  # the same in folders of before
 
 
 class _Accuracy(_Shape):

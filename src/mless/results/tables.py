@@ -244,6 +244,15 @@ class TableGate:
             self._check_prompts(table)
         if {*self._shape.by_token} & set(table.column_names) and {"condition", "item"} <= set(table.column_names):
             self._check_lengths(table)
+        return self._as_declared(table)
+
+    def _as_declared(self, table: pa.Table) -> pa.Table:
+        """Whole numbers in a column of fractions as such: other tools write them so."""
+        assert self._shape is not None
+        for at, name in enumerate(table.column_names):
+            wanted = self._shape.columns.field(name).type if name in self._shape.columns.names else None
+            if wanted is not None and pa.types.is_floating(wanted) and pa.types.is_integer(table.column(at).type):
+                table = table.set_column(at, name, pc.cast(table.column(at), wanted, safe=False))
         return table
 
     def _check_column(self, name: str, values: pa.ChunkedArray) -> None:

@@ -1215,8 +1215,13 @@ def test_an_engine_that_dies_keeps_what_it_answered(
     sums: Path,
     tmp_path: Path,
     spied: list[tuple[list[Request], Decoding, int | None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = script({key: text for key, text in RIGHT.items() if key != "q3"})
+    with pytest.raises(EngineFault, match=r"no scripted answer for item 'q3' of condition 'none'"):
+        run_script(path, sums, tmp_path / "r")
+    assert not (tmp_path / "r").exists()  # a script is checked before anything is stored
+    monkeypatch.setattr(ScriptedEngine, "check_requests", lambda self, requests: None)  # as others, which fail later
     with pytest.raises(EngineFault, match=r"no scripted answer for item 'q3' of condition 'none'"):
         run_script(path, sums, tmp_path / "r")
     assert units(tmp_path / "r") == {"none-00001", "none-00002"}

@@ -143,6 +143,8 @@ class AccuracyMeasurement(Measurement):
         """Open the engine and check what it promises. The result is part of the study's identity."""
         engine = self._engine = self._open(bench).__enter__()
         self._engine_about = engine.about()
+        if (refuse := getattr(engine, "check_requests", None)) is not None:
+            refuse([request for rows in self._requests.values() for request in rows])
         check = getattr(engine, "self_check", None)
         if check is not None:
             rows = [request for some in self._requests.values() for request in some if request.sample == 0]

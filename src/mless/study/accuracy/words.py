@@ -265,8 +265,9 @@ def _losses(heads: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
         ),
         ("no_answer", "No answer found, which counts as wrong", ""),
     ):
-        if any(row[column] > 0.05 for row in heads.values()):
-            shares = ", ".join(f"{name} {share(row[column])}" for name, row in heads.items())
+        known = {name: row[column] for name, row in heads.items() if row[column] is not None}
+        if any(value > 0.05 for value in known.values()):
+            shares = ", ".join(f"{name} {share(value)}" for name, value in known.items())
             lines.append(f"{what}: {shares}{way_out}")
     return lines
 
