@@ -26,6 +26,8 @@ def check_types() -> None:
 
     def checked(*, typechecker: Any) -> Callable[[Any], Any]:
         def decorate(made: Any) -> Any:
+            if isinstance(made, FunctionType) and is_inner(made):
+                return made
             plain = isinstance(made, FunctionType) and is_plain(made)
             return beartype(made) if plain else with_shapes(typechecker=typechecker)(made)
 
@@ -35,13 +37,17 @@ def check_types() -> None:
     install_import_hook(checked_modules(), "beartype.beartype").__enter__()
 
 
-def is_plain(function: FunctionType) -> bool:
-    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked.
+def is_inner(function: FunctionType) -> bool:
+    """Whether it is made inside another function. These are not checked.
 
-    A function inside another is not plain: beartype keeps what it has wrapped, and with it the model in such a function's closure.
+    A check is compiled whenever the outer function runs, a millisecond each time; and beartype keeps what it has wrapped, and with it the
+    model in such a function's closure.
     """
-    if function.__closure__:
-        return False
+    return "<locals>" in function.__qualname__
+
+
+def is_plain(function: FunctionType) -> bool:
+    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked."""
     words = set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
     known = (function.__globals__.get(word) for word in words)
     shapes = any(str(getattr(one, "__module__", "")).startswith("jaxtyping") for one in known)

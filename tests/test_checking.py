@@ -12,7 +12,7 @@ import pytest
 from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import TypeCheckError
 
-from checking import checked_modules, is_plain
+from checking import checked_modules, is_inner, is_plain
 from mless.stats import holm
 from mless.tasks import vote_of
 from mless.values import Item
@@ -48,3 +48,10 @@ def test_what_does_not_fit_its_annotation_is_found_out(call: Callable[[], object
 def test_shapes_are_left_to_jaxtyping_and_the_rest_is_plain() -> None:
     assert not is_plain(inspect.unwrap(holm))
     assert is_plain(inspect.unwrap(vote_of))
+
+
+def test_a_function_inside_another_is_not_checked() -> None:
+    def inner() -> None: ...
+
+    assert is_inner(inner)
+    assert not is_inner(inspect.unwrap(vote_of))
