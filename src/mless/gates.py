@@ -19,7 +19,7 @@ from mless.errors import MlessError
 from mless.limits import JSON_DEPTH, NUMBER_DIGITS, Limit
 
 #: Makes the error of a message that continues a file's name, as "is a folder, not a file".
-Refuse = Callable[[str], MlessError]
+Refuse = Callable[[str], Exception]
 _HALF = re.compile("[\ud800-\udfff]")
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
@@ -39,6 +39,12 @@ def check_file(path: Path, limit: Limit, refuse: Refuse) -> None:
         raise refuse("is not there") from None
     except (OSError, ValueError) as fault:  # ValueError: a name with NUL
         raise refuse(f"cannot be read ({getattr(fault, 'strerror', None) or fault})") from None
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """What changes whenever a file is written or replaced; the last, ctime, cannot be set back as mtime can."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read_bytes(path: Path, limit: Limit, refuse: Refuse) -> bytes:
@@ -74,7 +80,7 @@ def json_of(text: str, refuse: Refuse, *, finite: bool = True, where: str | None
     `finite` refuses NaN and Infinity too. `where` replaces the line number in messages.
     """
 
-    def at(message: str, line: int = 1) -> MlessError:
+    def at(message: str, line: int = 1) -> Exception:
         return refuse(f"{where or f'line {line}'}: {message}")
 
     def whole(digits: str) -> int:
@@ -95,8 +101,8 @@ def json_of(text: str, refuse: Refuse, *, finite: bool = True, where: str | None
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
             raise at(f"{shown(twice)} stands twice in one object; remove one of them")
         return found
 

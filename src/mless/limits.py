@@ -43,6 +43,7 @@ QUESTION = _limit("question", 4_000_000, "characters", "about a million tokens, 
 LAYERS = _limit("layers", 1_000, "layers", "the deepest published decoders have under 200")
 COUNT = _limit("config-count", 100_000, "", "counts of heads, experts and the like lie far below")
 WIDTH = _limit("config-width", 100_000_000, "", "sizes in a config lie far below")
+GGUF_VALUES = _limit("gguf-values", 10_000_000, "values", "the longest list is the vocabulary, some hundred thousand")
 GGUF_ENTRIES = _limit("gguf-entries", 1_000_000, "entries", "real files have some thousand tensors and fields")
 
 # ---- chat templates --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _has_its_own_way(tokenizer: Any) -> bool:
-    """A class that renders by its own code. It is no template, and was loaded only because its code is trusted."""
+    """A class that renders by its own code. It is no template, but code: transformers' own, or code that the user trusts."""
     from transformers import PreTrainedTokenizerBase
 
     return getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template

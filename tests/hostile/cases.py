@@ -62,7 +62,7 @@ def _readers(kind: str) -> tuple[tuple[str, ...], ...]:
     found = [("figure", name, "{x}") for name in FIGURES[kind]]
     if kind == "accuracy":
         found += [("plan", "--items", "100", "--pilot", "{x}")]
-    return (*found, again, again)
+    return (*found, ("verify", "{x}", "--sample", "0"), again, again)
 
 
 TABLES = {
@@ -95,6 +95,13 @@ _ON_DATA = (*_RUN[:2], "--model", "{g}/model", "--data", "{x}", "--limit", "2", 
 _STUDY = ("run", "{x}", "--model", "{g}/model", "--out", "{o}")
 
 
+_CHAT = tuple("chat" if word == "raw" else word for word in _RUN)
+_ANSWERS = (
+    "run", "accuracy", "--model", "{x}", "--data", "{g}/items.jsonl", "--limit", "1", "--prompt", "raw", "--length", "3", "--conditions",
+    "none,mless", "--max-new-tokens", "2", "--out", "{o}",
+)  # fmt: skip
+
+
 def _imports(name: str, end: str) -> tuple[tuple[str, ...], ...]:
     return (
         ("import", f"none={{g}}/{name}-none.{end}", "mless={x}", "--out", "{o}"),
@@ -108,6 +115,9 @@ ROWS: tuple[Row, ...] = (
     Row("config", "model", ("config.json",), spoiling.spoil_json, 90, (("models", "{x}"), _RUN)),
     Row("tokenizer", "model", ("tokenizer.json", "tokenizer_config.json"), spoiling.spoil_json, 60, (_RUN,)),
     Row("model-text", "model", ("config.json", "tokenizer.json"), spoiling.spoil_text, 24, (("models", "{x}"), _RUN)),
+    Row("generation", "model", ("generation_config.json",), spoiling.spoil_json, 16, (_ANSWERS,)),
+    Row("generation-entry", "model", ("generation_config.json",), spoiling.spoil_entry, 8, (_ANSWERS,)),
+    Row("template", "model", ("chat_template.jinja",), spoiling.spoil_template, 40, (_CHAT,)),
     Row("weights", "model", ("model.safetensors",), spoiling.spoil_header, 50, (_RUN,)),
     Row("weights-bytes", "model", ("model.safetensors",), spoiling.spoil_bytes, 24, (_RUN,)),
     Row(

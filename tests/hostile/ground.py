@@ -120,9 +120,11 @@ def write_archive(path: Path, log: dict[str, Any]) -> None:
 
 def _write_inputs(ground: Path) -> None:
     from models.tiny_models import write_gguf
-    from spelling import model_folder
+    from spelling import CHATML, model_folder
 
     model_folder(ground / "model")
+    (ground / "model" / "generation_config.json").write_text('{"eos_token_id": [1, 2], "do_sample": false}')
+    (ground / "model" / "chat_template.jinja").write_text(CHATML)
     write_gguf(ground / "tiny.gguf")
     rows = [{"id": f"q{n}", "question": f"What is {n} + 0?", "answer": str(n)} for n in range(1, 25)]
     (ground / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

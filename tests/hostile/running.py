@@ -45,8 +45,8 @@ class Ended:
             if len(last) > _MESSAGE or not last.isprintable():
                 found.append(f"a message that is long or not plain: {last[:200]!r}")
             found += [f"left something behind or changed it: {name}" for name in self.changed[:3]]
-        if "\x1b[2J" in self.said or "\x07" in self.said:
-            found.append("wrote a control sequence to the terminal")
+        if any(not sign.isprintable() and sign not in "\n\t" for sign in self.said):
+            found.append("wrote a control character to the terminal")
         return found
 
 

@@ -276,6 +276,27 @@ def spoil_toml(path: Path, rng: random.Random) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
+#: Chat templates that loop, grow, reach for Python's insides, call what is not there, or say nothing.
+_TEMPLATES = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{ 'x' * 10 ** 9 }}", "{{ 'x' * 10 ** 12 }}", "{{ 9 ** 9 ** 9 }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os }}",
+    "{{ messages[0]['content'].format(messages) }}", "{{ raise_exception('\x1b[2J no') }}", "{{ nothing.at.all }}", "{% if %}", "", "\x1b[2J\x07",
+    "{{ strftime_now('%Y' * 100000) }}", "{{ messages | tojson(indent=10 ** 9) }}", "{{ range(10 ** 18) }}", "{% set ns = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}", "{{ bos_token }}", "{{ 'a' | center(10 ** 10) }}",
+)  # fmt: skip
+
+
+def spoil_template(path: Path, rng: random.Random) -> None:
+    """Another template in its place, or a piece of it cut out."""
+    text = path.read_text()
+    if rng.random() < 0.3:
+        at = rng.randrange(len(text))
+        text = text[:at] + text[at + rng.randrange(1, 20) :]
+    else:
+        text = rng.choice(_TEMPLATES)
+    path.write_text(text)
+
+
 def spoil_csv(path: Path, rng: random.Random) -> None:
     raw = path.read_bytes()
     rows = raw.splitlines()

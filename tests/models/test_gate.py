@@ -14,6 +14,7 @@ import mless
 from mless.errors import MlessError, TokenizerFault, UnknownModel
 from mless.models import describe
 from mless.models.gate import check_generation_config, read_config, read_header, read_index, read_notes
+from mless.models.loading import fingerprint
 from spelling import model_folder
 
 
@@ -72,7 +73,7 @@ def test_configs(folder: Path, field: str, value: Any, why: str) -> None:
     [
         ({"text_config": {}}, "has no text_config"),
         ({"num_key_value_heads": 8}, "num_key_value_heads is 8, but there are 4 heads"),
-        ({"pad_token_id": 10**9}, "pad_token_id is 1000000000, but vocab_size is"),
+        ({"pad_token_id": 10**9}, "pad_token_id is 1000000000; expected"),
         ({"num_kv_shared_layers": "x"}, "num_kv_shared_layers should count some of the 2 layers"),
     ],
 )
@@ -220,3 +221,15 @@ def test_tokens_that_end_an_answer(folder: Path, value: Any) -> None:
 def test_notes_that_mless_did_not_write(tmp_path: Path, content: str) -> None:
     (tmp_path / "mless.json").write_text(content)
     assert read_notes(tmp_path) is None
+
+
+@pytest.mark.parametrize("what", ["folder", "deep"])
+def test_a_generation_config_that_cannot_be_read_is_named(folder: Path, what: str) -> None:
+    path = folder / "generation_config.json"
+    path.unlink(missing_ok=True)
+    if what == "folder":
+        path.mkdir()
+    else:
+        path.write_text("[" * 100_000)
+    with pytest.raises(UnknownModel, match=r"generation_config\.json: (is a folder, not a file|line 1: broken JSON)"):
+        fingerprint(describe(str(folder)).source, 1, head=True)

@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "name": (lambda good: good.replace(b"general.architecture", b"general.\xff\xfechitecture", 1), "is not UTF-8"),
     "name twice": (lambda good: with_field(good, field(b"general.architecture", 8, LLAMA)), "is there twice"),
     "list without end": (
-        lambda good: with_field(good, field(b"x.y", 9, struct.pack("<IQ", 0, 2**60))),
+        lambda good: with_field(good, field(b"x.y", 9, struct.pack("<IQ", 0, 9_000_000))),
         "values follow",
     ),
     "list of lists": (
@@ -83,3 +83,18 @@ def test_the_gate_stands_before_the_conversion(good: bytes, tmp_path: Path, monk
     (tmp_path / "t.gguf").write_bytes(with_count(good, b"llama.block_count", 2**31))
     with pytest.raises(UnknownModel, match=r"block_count is 2,147,483,648; expected at most 1,000 layers"):
         describe(str(tmp_path / "t.gguf"))
+
+
+def test_long_lists_are_passed_over_and_longer_ones_refused(tmp_path: Path) -> None:
+    def written(count: int) -> Path:
+        path = tmp_path / f"{count}.gguf"
+        name = b"tokenizer.ggml.scores"
+        head = struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(name)) + name + struct.pack("<IIQ", 9, 0, count)
+        with path.open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + count)
+        return path
+
+    check_gguf(written(10_000_000), "long")
+    with pytest.raises(UnknownModel, match=r"'tokenizer\.ggml\.scores' lists 10,000,001 values; expected"):
+        check_gguf(written(10_000_001), "longer")

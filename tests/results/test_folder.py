@@ -163,7 +163,7 @@ def test_a_merge_that_fails_leaves_the_old_table(folder: ResultFolder) -> None:
     folder.write_unit({"t": table(1)}, "one")
     folder.merge("t", ["one"])
     before = (folder.path / "t.parquet").read_bytes()
-    with pytest.raises(BadFolder, match=r"missing\.parquet cannot be read"):
+    with pytest.raises(BadFolder, match=r"missing\.parquet is refused: is not there"):
         folder.merge("t", ["one", "missing"])
     folder.write_unit({"t": pa.table({"other": [1]})}, "other")
     with pytest.raises(BadFolder, match=r"other\.parquet has other columns"):
@@ -362,3 +362,26 @@ def test_a_place_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(BadFolder, match=r"here\\udcff/r' holds bytes that are no UTF-8 text.*choose another --out"):
         ResultFolder(Path("r")).writing().__enter__()
     assert list(place.iterdir()) == []
+
+
+def test_a_seed_of_64_bits_is_read_again_and_one_of_more_is_never_written(folder: ResultFolder) -> None:
+    folder.write_manifest({"seeds": {"study": 2**63 - 1}})
+    assert (folder.manifest() or {})["seeds"] == {"study": 2**63 - 1}
+    with pytest.raises(BadFolder, match=r"seeds\.study: expected less than or equal to"):
+        folder.write_manifest({"seeds": {"study": 2**63}})
+    assert (folder.manifest() or {})["seeds"] == {"study": 2**63 - 1}
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "endless"])
+def test_a_unit_that_is_no_file_is_refused_unread(folder: ResultFolder, what: str) -> None:
+    folder.write_manifest({})
+    folder.write_unit({"own": table(1)}, "a")
+    path = folder.unit_path("own", "a")
+    path.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "endless": lambda at: os.symlink("/dev/zero", at)}[what](path)
+    with pytest.raises(
+        BadFolder, match=r"is refused: is a (pipe|folder|device), not a file; run the same command again"
+    ):
+        folder.read_unit("own", "a")
+    assert "not a file; set aside as" in folder.refuse_damaged(["own"], "a")[0]
+    assert not os.path.lexists(path)

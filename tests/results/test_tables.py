@@ -67,7 +67,7 @@ FAULTS: list[tuple[str, Change, str]] = [
     ("retained", lambda table: table.append_column("verdict", table["verdict"]), "has the column 'verdict' twice"),
     ("retained", put("layer", lambda n: pa.array(["1"] * n)), "another type: expected int32, found string"),
     ("retained", put("lo", lambda n: pa.array([2**62] * n, pa.timestamp("ms"))), "expected double, found timestamp[ms]"),
-    ("retained", put("lo", lambda n: pa.array([math.inf] * n)), "has a number in 'lo' that is not finite"),
+    ("retained", put("uniform", lambda n: pa.array([math.inf] * n)), "has a number in 'uniform' that is not finite"),
     ("retained", cell("verdict", "\x1b[2Jevil"), "in 'verdict'; expected one of"),
     ("retained", cell("verdict", None), "has a row without 'verdict'"),
     ("retained", cell("queries", "evil"), "has 'evil' in 'queries'; expected one of later, original"),

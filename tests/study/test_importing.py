@@ -470,3 +470,20 @@ def test_a_baseline_alone_is_refused_and_leaves_nothing(tmp_path: Path):
     with pytest.raises(BadData, match=r"only the baseline was given.*mless=FILE"):
         import_results([f"none={file}"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_choice_without_any_likelihood_is_a_choice(tmp_path: Path):
+    without, given = chosen(BEFORE), chosen(AFTER)
+    given[0]["resps"][0] = [["-inf", "False"]]
+    files = [f"none={lines(tmp_path / 'none.jsonl', without)}", f"mless={lines(tmp_path / 'x.jsonl', given)}"]
+    assert import_results(files, tmp_path / "out", metric="acc").units == 2 * len(BEFORE)
+
+
+def test_an_entry_whose_checksum_is_wrong_is_refused(tmp_path: Path):
+    file = eval_file(tmp_path / "none.eval", logged(AFTER), zstd=True)
+    raw = bytearray(file.read_bytes())
+    first = raw.index(b"PK\x01\x02")
+    raw[first + 16] ^= 1  # of the directory's first CRC
+    file.write_bytes(raw)
+    with pytest.raises(BadData, match=r"Bad CRC-32 for file 'header\.json'"):
+        import_results([f"none={file}"], tmp_path / "out")

@@ -416,7 +416,7 @@ def test_the_published_data(source: str, name: str, count: int, first: str) -> N
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("d.jsonl", '{"question": "q", "answer": NaN}', "line 1: NaN is no number of JSON"),
+        ("d.jsonl", '{"question": "q", "answer": NaN}', "is nan, which is no answer"),
         ("d.jsonl", '{"question": "q", "answer": 1e999}', "line 1: broken JSON: the number 1e999 is too large"),
         ("d.jsonl", '{"question": "q", "question": "r"}', "line 1: 'question' stands twice in one object"),
         ("d.jsonl", '{"question": ' + "[" * 90_000 + "]" * 90_000 + "}", "nested too deeply"),
@@ -462,3 +462,12 @@ def test_a_parquet_file_of_too_many_rows_is_not_unpacked(tmp_path: Path) -> None
 def test_a_pipe_is_no_data_file(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").symlink_to("/dev/zero")
     assert "no data file" in fault(str(tmp_path / "d.jsonl"))
+
+
+def test_nan_in_a_field_that_nobody_asks_for(tmp_path: Path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2", "rating": NaN}\n')
+    assert load_items(str(path))[1][0].answer == "2"
+    path.write_text('{"question": "1 + 1?", "answer": NaN}\n')
+    with pytest.raises(BadData, match="is nan, which is no answer"):
+        load_items(str(path))

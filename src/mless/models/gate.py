@@ -64,7 +64,10 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     _check_names(content, refuse)
     for path, table in _tables(content):
         for key, value in table.items():
-            _check_number(f"{path}{key}", key, value, refuse)
+            if key != "head_dim" or not table.get(
+                "kv_lora_rank"
+            ):  # latent attention has widths of its own, and may say 0 here
+                _check_number(f"{path}{key}", key, value, refuse)
         kind = table.get("model_type")
         # transformers writes an empty one into inner configs (MPT, DBRX).
         empty = kind == "" and bool(path)
@@ -150,20 +153,28 @@ def check_resolved(config: Any, name: str) -> None:
         return UnknownModel(f"{shown(name)}: its config.json is broken: {message}; fetch it again")
 
     for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size"):
-        _check_number(key, key, getattr(config, key, None), refuse)
-    # Not by its attribute: where it differs from layer to layer (Gemma 4), transformers raises an error.
-    _check_number("head_dim", "head_dim", vars(config).get("head_dim"), refuse)
-    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if isinstance(groups, int) and groups > heads:
+        _check_number(key, key, same_for_all(config, key), refuse)
+    if not getattr(config, "kv_lora_rank", None):
+        _check_number("head_dim", "head_dim", same_for_all(config, "head_dim"), refuse)
+    # Beyond the vocabulary it is no fault by itself: GPT-2 has no row for it, and needs none.
+    if isinstance(pad := getattr(config, "pad_token_id", None), int) and pad > limits.WIDTH.value:
+        raise refuse(f"pad_token_id is {_found(pad)}; expected {limits.WIDTH}")
+    heads, groups = same_for_all(config, "num_attention_heads"), same_for_all(config, "num_key_value_heads")
+    if isinstance(groups, int) and isinstance(heads, int) and groups > heads:
         raise refuse(f"num_key_value_heads is {groups}, but there are {heads} heads")
-    rows, pad = getattr(config, "vocab_size", None), getattr(config, "pad_token_id", None)
-    if isinstance(rows, int) and isinstance(pad, int) and not -rows <= pad < rows:
-        raise refuse(f"pad_token_id is {_found(pad)}, but vocab_size is {rows}")
     shared = getattr(config, "num_kv_shared_layers", None)
     if shared is not None and (not isinstance(shared, int) or not 0 <= shared <= config.num_hidden_layers):
         raise refuse(
             f"num_kv_shared_layers should count some of the {config.num_hidden_layers} layers, not {_found(shared)}"
         )
+
+
+def same_for_all(config: Any, key: str) -> Any:
+    """A field that all layers share; None where it is not there, or differs from layer to layer and transformers raises an error (Gemma 4)."""
+    try:
+        return getattr(config, key, None)
+    except RuntimeError:
+        return None
 
 
 def check_widths(config: Any, tensors: dict[str, Any], name: str, *, packed: bool) -> None:

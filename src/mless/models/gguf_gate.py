@@ -68,15 +68,15 @@ class _Header:
 
     def _field(self) -> str:
         name = self._name()
-        value = self._value(name, self._number("I"))
         limit = next((limit for pattern, limit in _COUNTS if pattern.fullmatch(name)), None)
+        value = self._value(name, self._number("I"), kept=limit is not None)
         for one in value if isinstance(value, list) else [value]:
             if limit is not None and isinstance(one, int) and not 0 <= one <= limit.value:
                 raise self._refuse(f"{name} is {one:,}; expected {limit}")
         return name
 
-    def _value(self, name: str, kind: int) -> Any:
-        """The value; of an array only whole numbers are kept, and strings are passed over."""
+    def _value(self, name: str, kind: int, *, kept: bool) -> Any:
+        """The value; of an array its numbers, where they are to be `kept`."""
         if kind in _FORMATS:
             return self._number(_FORMATS[kind])
         if kind == _STRING:
@@ -84,6 +84,8 @@ class _Header:
         if kind != _ARRAY:
             raise self._refuse(f"{shown(name, 60)} has a value of an unknown type, {kind}")
         kind, count = self._number("I"), self._number("Q")
+        if count > limits.GGUF_VALUES.value:
+            raise self._refuse(f"{shown(name, 60)} lists {count:,} values; expected {limits.GGUF_VALUES}")
         if kind == _STRING:
             for _ in range(self._fits(count, 8)):
                 self._bytes(self._number("Q"))
@@ -91,6 +93,9 @@ class _Header:
         if kind not in _FORMATS:
             raise self._refuse(f"{shown(name, 60)} is a list of an unknown type, {kind}")
         size = struct.calcsize(_FORMATS[kind])
+        if not kept:
+            self._at += self._fits(count, size) * size
+            return None
         raw = self._bytes(self._fits(count, size) * size)
         return list(struct.unpack(f"{self._order}{count}{_FORMATS[kind]}", raw))
 

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+from mless import gates
+
 #: The part of a file that is hashed at once, as (start, stop); named, so that its digest can be remembered.
 Parts = Mapping[str, tuple[int, int]]
 #: Called with a number of bytes, and whether they were hashed just now or were remembered.
@@ -35,7 +37,7 @@ def hash_file(path: Path, memory: Path, reach: Reach, *, anew: bool = False) -> 
 
 def hash_parts(path: Path, parts: Parts, memory: Path, reach: Reach, *, anew: bool = False) -> dict[str, str]:
     """The SHA-256 of each part of a file. Those in `memory` are not read again, unless `anew`."""
-    state = _state(path)
+    state = list(gates.state_of(path))
     record = memory / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
     known = {} if anew else _remembered(record, state)
     # A name alone could be of another header's tensor; the place belongs to it.
@@ -51,14 +53,9 @@ def hash_parts(path: Path, parts: Parts, memory: Path, reach: Reach, *, anew: bo
                 known[keys[name]] = found
                 reach(parts[name][1] - parts[name][0], True)
     # ctime is the time of creation on Windows, and says nothing of a change there.
-    if missing and os.name != "nt" and _state(path) == state and time.time_ns() - state[-1] > _SETTLED_NS:
+    if missing and os.name != "nt" and list(gates.state_of(path)) == state and time.time_ns() - state[-1] > _SETTLED_NS:
         _remember(record, state, known)
     return {name: known[key] for name, key in keys.items()}
-
-
-def _state(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _hash(path: Path, start: int, stop: int, reach: Reach | None = None) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import re
 import tempfile
 from collections import Counter
@@ -21,6 +22,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
+from mless import gates, limits
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.gates import shown
 from mless.models import gate, processor
@@ -167,7 +169,7 @@ def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, s
             f"{name!r}: its config.json is broken: {whole.model_type!r} has no text_config; fetch it again"
         )
     for needed in ("num_hidden_layers", "num_attention_heads"):
-        if not isinstance(getattr(config, needed, None), int):
+        if not isinstance(gate.same_for_all(config, needed), int):
             raise UnsupportedArchitecture(
                 f"{config.model_type!r} has no single {needed}, so heads cannot be told apart; see docs/adding-a-model.md"
             )
@@ -573,23 +575,22 @@ def fingerprint(source: Source, count: int = 1, *, head: bool = False, step: Ste
     }
     size = sum(stop - start for some in parts.values() for start, stop in some.values())
     reach = counted(f"hashing {source.label}, MB", size, step)
-    told = [f"{name} {_plain_json(source.folder / name)}" for name in ("config.json", *(_ANSWERING if head else ()))]
+    lines = [f"{name} {_plain_json(source.folder / name)}" for name in ("config.json", *(_ANSWERING if head else ()))]
     for name, some in parts.items():
         digests = hash_parts(source.weight_file(name), some, hash_memory(), reach, anew=anew)
         tensors = files[name][0]
-        told += [f"{key} {tensors[key]['dtype']} {tensors[key]['shape']} {digests[key]}" for key in some]
+        lines += [f"{key} {tensors[key]['dtype']} {tensors[key]['shape']} {digests[key]}" for key in some]
     # Sorted by tensor, so that the same weights in other files are the same weights.
-    return _digest(*(line.encode(errors="surrogatepass") for line in sorted(told)))
+    return _digest(*(line.encode(errors="surrogatepass") for line in sorted(lines)))
 
 
 def _plain_json(path: Path) -> str:
     """A JSON file whatever its spacing; none where it is not there."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        # Which version wrote it, and where it lay, computes nothing.
-        plain = {k: v for k, v in content.items() if k not in _UNUSED} if isinstance(content, dict) else content
-        return json.dumps(plain, sort_keys=True)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return "none"
-    except ValueError as fault:
-        raise UnknownModel(f"{path} is no readable JSON ({_first_line(fault)}); fetch it again") from None
+    content = gates.read_json(
+        path, limits.CONFIG_BYTES, lambda why: UnknownModel(f"{path}: {why}; fetch it again"), finite=False
+    )
+    # Which version wrote it, and where it lay, computes nothing.
+    plain = {k: v for k, v in content.items() if k not in _UNUSED} if isinstance(content, dict) else content
+    return json.dumps(plain, sort_keys=True)

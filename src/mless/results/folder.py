@@ -90,15 +90,6 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(folder)
 
 
-def _stamp(file: Path) -> tuple[int, ...]:
-    """Which file it is; another one in its place has another stamp."""
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _is_trace(entry: Path) -> bool:
     if entry.name == "units" and entry.is_dir():
         return all(file.suffix in (".parquet", ".partial") for file in entry.rglob("*") if not file.is_dir())
@@ -200,8 +191,20 @@ class ResultFolder:
         # As JSON gives it back: keys are texts there, and tuples are lists.
         about = json.loads(json.dumps({**kept, "format": FORMAT} | {k: v for k, v in listed.items() if v}))
         sealed = {"format": FORMAT, sealing.OWN_DIGEST: sealing.digest_of(about), **about}
-        self._put(self.path / "study.json", json.dumps(sealed, indent=1, ensure_ascii=False).encode())
+        written = json.dumps(sealed, indent=1, ensure_ascii=False).encode()
+        self._check_readable(about, len(written))
+        self._put(self.path / "study.json", written)
         self._begun = True
+
+    def _check_readable(self, about: Mapping[str, Any], size: int) -> None:
+        """Refuse to write what could not be read again, before anything is computed."""
+        from mless.results.manifest import check_shape
+
+        if size > MANIFEST_BYTES.value:
+            raise BadFolder(
+                f"{self.path / 'study.json'} would have {size:,} bytes; expected {MANIFEST_BYTES}: run fewer or shorter questions"
+            )
+        check_shape(about, self.path / "study.json")
 
     def require(self, table: str) -> Path:
         """The path of a finished table, once it is known to be whole."""
@@ -312,12 +315,14 @@ class ResultFolder:
     def read_unit(self, table: str, key: str) -> pa.Table:
         path = self.unit_path(table, key)
         try:
-            return sealing.decode(path.read_bytes(), self._inside(table, key))
-        except OSError as fault:
-            cause = f"cannot be read ({fault.strerror or fault})"
+            return self._decoded(path, table, key)
         except sealing.Damaged as fault:
-            cause = f"is refused: {fault}"
-        raise BadFolder(f"unit {path} {cause}; run the same command again, and it is measured anew")
+            raise BadFolder(
+                f"unit {path} is refused: {fault}; run the same command again, and it is measured anew"
+            ) from None
+
+    def _decoded(self, path: Path, table: str, key: str) -> pa.Table:
+        return sealing.decode(gates.read_bytes(path, TABLE_BYTES, sealing.Damaged), self._inside(table, key))
 
     def refuse_damaged(self, tables: Sequence[str], key: str) -> list[str]:
         """Set aside what lies in a unit's place and is not that unit; what was found, in words."""
@@ -325,8 +330,8 @@ class ResultFolder:
         for table in tables:
             path = self.unit_path(table, key)
             try:
-                sealing.decode(path.read_bytes(), self._inside(table, key))
-            except (OSError, sealing.Damaged) as fault:
+                self._decoded(path, table, key)
+            except sealing.Damaged as fault:
                 said.append(
                     f"unit {path.relative_to(self.path)} is refused: {fault}; set aside as {self.set_aside(path)}"
                 )
@@ -420,10 +425,10 @@ class ResultFolder:
         file = self.path / f"{table}.parquet"
         # Checked and opened once: a study reads thousands of parts of one file.
         before, gate, opened = self._parts.get(table) or (None, None, None)
-        if before is None or gate is None or opened is None or before != _stamp(file):
+        if before is None or gate is None or opened is None or not file.exists() or before != gates.state_of(file):
             file = self.require(table)
             gate, opened = self._gate(file), pq.ParquetFile(file, page_checksum_verification=True)
-            self._parts[table] = (_stamp(file), gate, opened)
+            self._parts[table] = (gates.state_of(file), gate, opened)
         if opened.num_row_groups != parts:
             raise BadFolder(
                 f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"

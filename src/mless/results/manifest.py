@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mless import gates
 from mless.conditions import CONDITION_KINDS
 from mless.errors import BadFolder, MlessError
+from mless.limits import SEED
 from mless.values import Placement, Scope, arm_of, condition_of
 
 _WAY_OUT = "the file was damaged or changed: restore it from a copy, remove the folder and run the study again, or choose another --out"
 
-_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Count = Annotated[int, Field(ge=0, le=SEED.value)]
 _Whole = Annotated[int, Field(ge=1, le=2**31)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -249,8 +250,9 @@ def first_fault(fault: ValidationError) -> str:
     where = where if len(where) <= 120 else f"{where[:119]}…"
     if found["type"] == "missing":
         return f"the field {where} is missing"
+    where = f"{where}: " if where else ""  # a fault of the whole has no field
     expected = found["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{where}: expected {expected}, found {_found(found['input'])}"
+    return f"{where}expected {expected}, found {_found(found['input'])}"
 
 
 def _found(value: Any) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mless import gates
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -34,12 +36,6 @@ def digest_of(content: Mapping[str, Any]) -> str:
     """The digest of JSON content, whatever its spacing and its order of keys."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def state_of(path: Path) -> tuple[int, ...]:
-    """What changes whenever a file is written or replaced; the last, ctime, cannot be set back as mtime can."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def digest_of_file(path: Path) -> str:
@@ -125,7 +121,7 @@ class Checked:
         self._found: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def digest(self, path: Path) -> str:
-        where, state = os.path.realpath(path), state_of(path)
+        where, state = os.path.realpath(path), gates.state_of(path)
         known = self._found.get(where)
         if known is None or known[0] != state:
             known = self._found[where] = (state, digest_of_file(path))

@@ -132,11 +132,6 @@ _CHECKED: dict[Path, tuple[object, ...]] = {}
 _LENGTHS: dict[Path, tuple[tuple[object, ...], dict[tuple[str, str], int]]] = {}
 
 
-def _state(file: Path) -> tuple[object, ...]:
-    found = file.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 class TableGate:
     """One table's file, checked before and after it is read."""
 
@@ -145,7 +140,7 @@ class TableGate:
         self._file, self.about = file, about
         self._shape = SHAPES.get(file.stem)
         gates.check_file(file, TABLE_BYTES, self.refuse)
-        state = (*_state(file), len(about.get("conditions") or ()), len(about.get("items") or ()))
+        state = (*gates.state_of(file), len(about.get("conditions") or ()), len(about.get("items") or ()))
         if _CHECKED.get(file) != state:
             self._check_file()
             _CHECKED[file] = state
@@ -291,7 +286,9 @@ class TableGate:
     def _check_numbers(self, name: str, values: pa.ChunkedArray | pa.Array) -> None:
         if pa.types.is_null(values.type):
             return
-        if pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
+        # A bound may be too large for a float.
+        bound = name in ("lo", "hi")
+        if not bound and pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
             raise self.refuse(f"has a number in {name!r} that is not finite")
         low, high = _BOUNDS.get(name, (None, None))
         if low is None and high is None:
@@ -351,10 +348,12 @@ class TableGate:
         there = [name for name in ("token_ids", "spans", "tokens") if name in table.column_names]
         if not there:
             return
-        for row in table.select(there).to_pylist():
-            lengths = {len(row[name]) for name in there if name != "spans"}
+        counted = [pc.list_value_length(table[name]).to_pylist() for name in there if name != "spans"]
+        spans = table["spans"].to_pylist() if "spans" in there else [None] * len(table)
+        for row, *counts in zip(spans, *counted, strict=True):
+            lengths = set(counts)
             at = 0
-            for span in row.get("spans") or ():
+            for span in row or ():
                 if span is None or span["name"] not in SPAN_NAMES or span["start"] != at or (span["stop"] or 0) < at:
                     raise self.refuse(
                         f"has spans that do not lie one behind the other, or of an unknown name ({gates.shown(span, 80)})"
@@ -456,7 +455,7 @@ def _prompt_lengths(file: Path, about: Mapping[str, Any]) -> dict[tuple[str, str
     if not file.exists():
         return {}
     gate = TableGate(file, about)
-    state = _state(file)
+    state = gates.state_of(file)
     if file not in _LENGTHS or _LENGTHS[file][0] != state:
         with pq.ParquetFile(file) as opened:
             if "token_ids" not in opened.schema_arrow.names:

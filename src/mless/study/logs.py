@@ -75,7 +75,7 @@ def first(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     try:
-        return not isinstance(value, bool) and math.isfinite(float(value))
+        return not isinstance(value, bool) and float(value) < math.inf  # a choice may have -inf; NaN is not less
     except (TypeError, ValueError, OverflowError):
         return False
 
@@ -273,4 +273,7 @@ def _zstd(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     archive.fp.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
     packed = archive.fp.read(entry.compress_size)
     with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
-        return stream.read(entry.file_size + 1)
+        found = stream.read(entry.file_size + 1)
+    if len(found) == entry.file_size and zlib.crc32(found) != entry.CRC:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {entry.filename!r}")
+    return found

@@ -249,7 +249,8 @@ def _text(raw: bytes, where: str) -> str:
 
 
 def _json(text: str, where: str, line: int | None = None) -> Any:
-    return gates.json_of(text, _refusing(where), where=None if line is None else f"line {line}")
+    # Python writes NaN into fields that nobody asks for; an answer that is none is refused where it is read.
+    return gates.json_of(text, _refusing(where), finite=False, where=None if line is None else f"line {line}")
 
 
 def _jsonl(text: str, where: str) -> list[_Row]:
