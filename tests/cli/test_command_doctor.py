@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,16 +63,83 @@ def test_parts_that_are_missing(command: Command, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow  # a whole run in another process, with a limit on its time
 def test_the_self_test_runs_a_study() -> None:
-    one = health._self_test()
+    one = health._looked_at(health._SELF_TEST)
     assert one.found, one
     assert one.says.startswith("quick on two questions: ")
 
 
 def test_a_self_test_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says() -> str:
+        one = health._looked_at(health._SELF_TEST)
+        assert not one.found
+        assert one.core
+        return one.says
+
     monkeypatch.setattr(health, "SELF_TEST_SECONDS", 0.01)
-    assert health._self_test().says == "not finished within 0.01 s"
+    assert says() == "not finished within 0.01 s"
     monkeypatch.setattr(health, "SELF_TEST_SECONDS", 120)
     monkeypatch.setenv("MLESS_CACHE", "/dev/null/x")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/bin/false")
-    assert health._self_test().says == "exit code 1: no message"
+    assert says() == "exit code 1: no message"
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert says().startswith("FileNotFoundError: ")
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    assert says().startswith("JSONDecodeError: "), "it ended well and printed nothing"
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    assert says().startswith("FileNotFoundError: ")
+
+
+@pytest.mark.parametrize("module", [name.partition(".")[0] for name in health._CORE.values()])
+def test_a_core_package_that_cannot_be_imported(module: str, tmp_path: Path) -> None:
+    """It is installed, and broken: a file of its name on the path fails in its place."""
+    (tmp_path / f"{module}.py").write_text("raise ImportError('broken on purpose')")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "mless", "doctor", "--no-self-test"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stderr) == (2, "")
+    name = module.replace("_", "-")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"missing  {name}: ")]
+    assert "is installed, but cannot be imported (ImportError: broken on purpose)" in line
+    assert line.endswith(f" -> pip install --force-reinstall {name}")
+    assert "disk, working folder: " in done.stdout, "the other parts are looked at too"
+    assert done.stdout.splitlines()[-1].startswith("The core does not work")
+
+
+def test_a_package_that_is_not_there() -> None:
+    part = health._Part("gone", lambda: health._package("gone", "gone_for_good"), "pip install gone")
+    assert health._looked_at(part).says == "cannot be imported (ModuleNotFoundError: No module named 'gone_for_good')"
+
+
+def test_folders_that_are_gone_or_closed(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLESS_DATA", "a" * 5000)  # a name no system takes; a closed folder would be open to root
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    work.rmdir()
+    code, parts = _parts(command, "--no-self-test")
+    monkeypatch.chdir(tmp_path)
+    assert code == 0, "neither is needed by the core"
+    assert str(parts["disk, temporary folder"]["says"]).startswith("FileNotFoundError: ")
+    assert "export TMPDIR=DIR" in str(parts["disk, temporary folder"]["mend"])
+    assert str(parts["disk, working folder"]["says"]).startswith("FileNotFoundError: ")
+    assert "MLESS_DATA" in str(parts["data"]["mend"])
+    assert not parts["data"]["found"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_data_that_may_not_be_read(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o300)
+    monkeypatch.setenv("MLESS_DATA", str(closed))
+    _, parts = _parts(command, "--no-self-test")
+    closed.chmod(0o700)
+    assert str(parts["data"]["says"]).startswith("PermissionError: ")

@@ -112,6 +112,8 @@ def _exit_code() -> int:
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
             return _failed(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if isinstance(fault, ImportError) and sys.argv[1:2] == ["doctor"]:
+            return _doctor_alone()
         if is_out_of_memory(fault):
             cause = (str(fault).splitlines() or [type(fault).__name__])[0]
             return _failed(f"memory was refused ({cause}); {_LESS}", 2)
@@ -120,6 +122,15 @@ def _exit_code() -> int:
             1,
             fault,
         )
+
+
+def _doctor_alone() -> int:
+    """The doctor without typer, which cannot read words where a package of its own is broken."""
+    try:
+        doctor(self_test="--no-self-test" not in sys.argv, as_json="--json" in sys.argv)
+    except typer.Exit as left:
+        return left.exit_code
+    return 0
 
 
 def _check_words(words: list[str]) -> None:

