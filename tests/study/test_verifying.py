@@ -13,9 +13,13 @@ import pytest
 
 import mless
 from interrupted import about_changed, not_finished, table_replaced, units_kept
+from mless.engines import vllm
+from mless.engines.base import OutOfMemory
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
-from mless.study import load_study, run_study
+from mless.results.sealing import encode
+from mless.study import load_study, run_study, verifying
+from mless.study.bench import StartAgain
 from mless.study.measuring import Again
 from mless.study.verifying import Verification, compare, verdict_of, verification_lines, verify
 from spelling import model_folder
@@ -172,6 +176,60 @@ def test_an_older_folder_can_only_be_read(folder: Path) -> None:
     assert "made before there were checksums" in verification_lines(found)[0]
     (folder / "shares.parquet").write_bytes(b"PAR1")
     assert verify(folder, sample=0).state == "damaged"
+
+
+def test_units_of_an_older_folder_have_no_checksum(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(finished, out)
+    for file in (out / "units").rglob("*.parquet"):
+        file.write_bytes(encode(pq.read_table(file)))
+    with about_changed(out, number=2):
+        pass
+    found = verify(out)
+    assert (found.state, found.damaged) == ("unsealed", [])
+    assert "made before weights were fully hashed" in found.not_recomputed
+    with about_changed(out, number=2) as about:
+        about["complete"] = False
+    found = verify(out)
+    assert (found.state, found.damaged) == ("unfinished", [])
+    assert "its studies are not continued" in verification_lines(found)[0]
+    ResultFolder(out).unit_path("attention", "none-00001").write_bytes(b"PAR1")
+    (fault,) = verify(out).damaged
+    assert "cannot be read" in fault
+    assert "run the same command" not in fault
+
+
+def test_a_folder_that_a_running_study_writes(folder: Path) -> None:
+    ResultFolder(folder).unit_path("attention", "none-00001").parent.mkdir(parents=True)
+    ResultFolder(folder).unit_path("attention", "none-00001").write_bytes(b"half")
+    with ResultFolder(folder).writing():
+        found = verify(folder)
+    assert (found.state, found.good, found.busy, found.damaged) == ("unfinished", False, True, [])
+    assert "being written by a running study" in verification_lines(found)[0]
+    assert "being written by a running study" in verdict_of(found)
+    assert verify(folder).state == "damaged"
+
+
+def test_memory_that_is_refused_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Again:
+        raise StartAgain from OutOfMemory("8 rows do not fit; use fewer", 8)
+
+    monkeypatch.setattr(verifying, "compute_again", refused)
+    found = verify(folder)
+    assert (found.state, found.recomputed) == ("whole", None)
+    assert found.not_recomputed.startswith("memory was refused (8 rows do not fit)")
+
+
+def test_texts_of_an_engine_that_promises_none_may_differ() -> None:
+    unit: Any = None
+    now, kept = ({"replies": pa.table({"text": ["a", last]})} for last in "bc")
+    again = Again([(unit, now, kept)], True, "float32")
+    about = [{"engine": {"promise": vllm._promise("cuda", "bfloat16", one)}} for one in (True, False)]
+    assert [compare(again, promised=verifying._promises_texts(one)).agrees for one in about] == [False, True]
+    found = Verification(Path("r"), "whole", 3, 0, None, [], [], {}, compare(again, promised=False))
+    assert "1 of the texts are equal, and its engine does not promise" in "".join(verification_lines(found))
+    assert verifying._promises_texts({"engine": {"promise": "same tokens for any number of live rows"}})
+    assert verifying._promises_texts({})
 
 
 def test_what_is_no_folder_or_no_sample(tmp_path: Path, folder: Path) -> None:

@@ -452,6 +452,25 @@ class ResultFolder:
 
     # ---- one writer at a time
 
+    def is_being_written(self) -> bool:
+        """Whether a running study holds the lock. Nothing is made or changed; where there are no locks nobody knows, and it is False."""
+        try:
+            import fcntl
+
+            # A pipe in the lock's place must not be waited for.
+            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (ImportError, OSError, ValueError):
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
     @contextmanager
     def writing(self) -> Generator[None]:
         """Lock the folder. A second run gets an error; the lock of a killed run ends with its process."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mless import gates
 from mless.errors import BadFolder
+from mless.limits import TABLE_BYTES
 from mless.results.folder import SEALED, ResultFolder
 
 #: What a finished folder holds beside its tables.
@@ -53,7 +55,7 @@ def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda wh
         found.tables += 1
         step("checking", done, len(tables) + len(units))
     for done, unit in enumerate(units, start=1):
-        _look(found, lambda file=unit: folder.read_unit(file.parent.name, file.stem))
+        _look(found, lambda file=unit: _check_unit(folder, file, sealed=found.sealed))
         found.units += 1
         step("checking", len(tables) + done, len(tables) + len(units))
     _look_around(path, found, tables)
@@ -77,6 +79,25 @@ def _check_table(folder: ResultFolder, table: str, about: Mapping[str, Any]) -> 
         folder.read_table(table)  # all that can be said of it is that it can be read
 
 
+def _check_unit(folder: ResultFolder, file: Path, *, sealed: bool) -> None:
+    if sealed:
+        folder.read_unit(file.parent.name, file.stem)
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def refuse(why: str) -> BadFolder:
+        return BadFolder(f"unit {file} {why}; restore it from a copy: a folder of an older mless is not continued")
+
+    gates.check_file(file, TABLE_BYTES, refuse)
+    try:
+        with pq.ParquetFile(file) as opened:
+            for _ in opened.iter_batches():  # all that can be said of it is that it can be read
+                pass
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as fault:
+        raise refuse(f"cannot be read ({str(fault).partition(chr(10))[0]})") from None
+
+
 def _look(found: Findings, check: Callable[[], object]) -> None:
     try:
         check()
@@ -92,7 +113,8 @@ def _look_around(path: Path, found: Findings, tables: list[str]) -> None:
         elif entry.name == "set-aside":
             found.left_over.append("set-aside/: damaged or foreign units that were measured anew")
         elif entry.name == "units" and found.complete:
-            found.left_over.append("units/: the tables hold them; the same command removes them")
+            removed = "; the same command removes them" if found.sealed else ""
+            found.left_over.append(f"units/: the tables hold them{removed}")
         elif entry.name.endswith(".partial"):
             found.left_over.append(f"{entry.name}: left by a killed run")
         elif entry.name not in _KNOWN and (entry.suffix != ".parquet" or entry.stem not in tables):

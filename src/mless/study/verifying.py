@@ -7,15 +7,18 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mless.errors import BadStudy, MlessError
-from mless.results.folder import ResultFolder
+from mless.engines.base import OutOfMemory
+from mless.errors import BadStudy, MlessError, is_out_of_memory
+from mless.results.folder import SEALED, ResultFolder
 from mless.results.inspecting import Findings, inspect_folder
 from mless.results.reading import measured_in
-from mless.study.bench import Composed, Job, Progress, Silent
+from mless.results.sealing import state_of
+from mless.study.bench import Composed, Job, Progress, Silent, StartAgain
 from mless.study.kinds import measurement_of
 from mless.study.loading import validated
 from mless.study.measuring import Again, compute_again
@@ -26,7 +29,12 @@ if TYPE_CHECKING:
 
 #: On another device or with other versions numbers may differ by this, as a share of the column's largest number in the unit.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
+#: How an engine's promise begins that draws the same text again, whatever is drawn beside it.
+_SAME_TEXTS = ("same tokens", "exact", "vLLM's batch-invariant mode")
 FORGERY = "Checksums find damage, not forgery: whoever changes numbers on purpose can write new checksums. Against that only computing again helps."
+
+
+_WRITTEN_NOW = "being written by a running study"
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,14 @@ class Recomputed:
     #: Texts: answers, names, counts.
     texts_differing: int
     texts: int
+    #: Whether the engine that drew them promises the same texts in another batch.
+    texts_promised: bool = True
 
     @property
     def agrees(self) -> bool:
-        """Texts drawn elsewhere may differ, because one last bit can choose another token."""
-        return self.largest <= self.tolerance and not (self.texts_differing and self.same_circumstances)
+        """Texts drawn elsewhere, or in another batch without a promise, may differ: one last bit can choose another token."""
+        demanded = self.same_circumstances and self.texts_promised
+        return self.largest <= self.tolerance and not (self.texts_differing and demanded)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ class Verification:
     recomputed: Recomputed | None = None
     #: Why nothing was computed again.
     not_recomputed: str = ""
+    #: Whether a running study was writing the folder, so that its files were not looked at; it counts as `unfinished`.
+    busy: bool = False
     inner: Sequence[Verification] = field(default=())
 
     @property
@@ -97,7 +110,9 @@ def verify(
     if sample < 0:
         raise BadStudy(f"the sample is a number of units, 0 or more, got {sample}")
     path, progress = Path(path), progress or Silent()
-    found = inspect_folder(path, progress.step)
+    found = _inspected(path, progress)
+    if found is None:
+        return _busy(path)
     about = found.about or {}
     recomputed, why_not = None, "the folder is damaged"
     if not found.damaged:
@@ -125,6 +140,32 @@ def verify(
         recomputed=recomputed,
         not_recomputed=why_not,
         inner=inner,
+    )
+
+
+def _inspected(path: Path, progress: Progress) -> Findings | None:
+    """What lies there; None where a running study writes the folder. Files read before and after a write do not agree, which is no damage."""
+    folder = ResultFolder(path)
+    while not folder.is_being_written():
+        before = _stamp(path / "study.json")
+        found = inspect_folder(path, progress.step)
+        if not found.damaged or (_stamp(path / "study.json") == before and not folder.is_being_written()):
+            return found
+    return None
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    try:
+        return state_of(file)
+    except (OSError, ValueError):
+        return ()
+
+
+def _busy(path: Path) -> Verification:
+    about = ResultFolder(path).manifest() or {}
+    why_not = "a running study is writing the folder"
+    return Verification(
+        path, "unfinished", 0, 0, about.get("units"), [], [], _made(path, about), not_recomputed=why_not, busy=True
     )
 
 
@@ -175,6 +216,8 @@ def _recompute(
         return None, "its answers were imported from another program, so there is nothing to compute again"
     if not sample:
         return None, "no sample was asked for"
+    if about["format"] < SEALED:
+        return None, "it was made before weights were fully hashed, so whether these are its weights is not known"
     try:
         spec = validated(about.get("study") or {}, str(path / "study.json"))
         measurement = measurement_of(spec)
@@ -185,14 +228,42 @@ def _recompute(
         with tempfile.TemporaryDirectory() as scratch:
             job = Job(spec, Path(scratch) / "none", progress, trust_remote_code=trust_remote_code, run_code=True)
             again = compute_again(measurement, job, ResultFolder(path), sample, rng)
+    except (StartAgain, OutOfMemory) as fault:
+        return None, _refused(fault.__cause__ if isinstance(fault, StartAgain) else fault)
     except MlessError as fault:
         return None, str(fault)
+    except Exception as fault:
+        if is_out_of_memory(fault):
+            return None, _refused(fault)
+        raise
     if not again.units:
         return None, "its tables hold only what was made of the units, and these are removed when a study ends"
-    return compare(again), ""
+    return compare(again, promised=_promises_texts(about)), ""
 
 
-def compare(again: Again) -> Recomputed:
+def _refused(fault: BaseException | None) -> str:
+    cause = str(fault).partition("\n")[0].partition(";")[0]
+    return f"memory was refused ({cause}), and with less at once other texts may come out; verify it where there is more memory"
+
+
+def _promises_texts(about: Mapping[str, Any]) -> bool:
+    """Whether the same texts must come out again. Where no engine drew them, texts are names and counts."""
+    engine: Mapping[str, Any] = about.get("engine") or {}
+    if not engine:
+        return True
+    # The version of vLLM is not among those of every study.
+    same_vllm = "vllm" not in engine or engine["vllm"] == _installed("vllm")
+    return same_vllm and str(engine.get("promise", "")).startswith(_SAME_TEXTS)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def compare(again: Again, *, promised: bool = True) -> Recomputed:
     """Every number and text of the units computed again against the stored ones."""
     numbers = differing = texts = texts_differing = 0
     largest = 0.0
@@ -212,7 +283,9 @@ def compare(again: Again) -> Recomputed:
                     texts += 1
                     texts_differing += new != old
     tolerance = TOLERANCES.get(again.dtype, max(TOLERANCES.values()))
-    return Recomputed(len(again.units), numbers, again.same, differing, largest, tolerance, texts_differing, texts)
+    return Recomputed(
+        len(again.units), numbers, again.same, differing, largest, tolerance, texts_differing, texts, promised
+    )
 
 
 def _columns(now: pa.Table, stored: pa.Table) -> Iterator[tuple[Any, Any]]:
@@ -270,7 +343,7 @@ def verification_lines(found: Verification) -> list[str]:
 def verdict_of(found: Verification) -> str:
     """One sentence on a folder that is not good."""
     inner = [f"{one.path.name} is {one.state}" for one in found.inner if not one.good]
-    own = [] if found.state in ("whole", "unsealed") else [found.state]
+    own = [] if found.state in ("whole", "unsealed") else [f"{found.state}{f', {_WRITTEN_NOW}' if found.busy else ''}"]
     return f"{found.path}: {'; '.join([*own, *inner])}"
 
 
@@ -279,8 +352,7 @@ def _own_lines(found: Verification) -> list[str]:
     heads = {
         "whole": f"whole: study.json and {counted} are as they were written",
         "unsealed": f"readable: made before there were checksums, so only that study.json and {counted} can be read was checked",
-        "unfinished": f"unfinished: {found.units} unit files of {found.units_needed} units are there, each as it was written; the same "
-        "command goes on",
+        "unfinished": _unfinished(found),
         "damaged": f"damaged: {count_of(len(found.damaged), 'fault')} in study.json and {counted}",
         "differs": f"not reproduced: {counted} are as they were written, but other numbers come out here",
     }
@@ -295,6 +367,16 @@ def _own_lines(found: Verification) -> list[str]:
         *_made_lines(found.made),
         _again_line(found),
     ]
+
+
+def _unfinished(found: Verification) -> str:
+    if found.busy:
+        return f"unfinished, {_WRITTEN_NOW}; its files were not looked at: verify it again when that has ended"
+    needed = "" if found.units_needed is None else f" of {found.units_needed} units"  # a tuning has none of its own
+    there = f"unfinished: {found.units} unit files{needed} are there"
+    if found.made.get("format", SEALED) < SEALED:
+        return f"{there}, and can be read; an older mless made them, and its studies are not continued"
+    return f"{there}, each as it was written; the same command goes on"
 
 
 def _left_over(found: Verification) -> list[str]:
@@ -330,5 +412,14 @@ def _again_line(found: Verification) -> str:
         if again.same_circumstances
         else "on another device or with other versions"
     )
-    said = f"{what}, {here}: {again.differing:,} numbers differ, by at most {again.largest:.1g} of their column's largest (allowed: {again.tolerance:g})"
-    return f"{said}, and {again.texts_differing:,} texts" if again.texts_differing else said
+    said: list[str] = []
+    if again.differing:
+        said.append(
+            f"{again.differing:,} numbers differ, by at most {again.largest:.1g} of their column's largest (allowed: {again.tolerance:g})"
+        )
+    if again.texts_differing and again.texts_promised:
+        said.append(f"{again.texts_differing:,} texts differ")
+    elif again.texts_differing:
+        equal = again.texts - again.texts_differing
+        said.append(f"{equal:,} of the texts are equal, and its engine does not promise that all are")
+    return f"{what}, {here}: {', and '.join(said)}"
