@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from mless.engines.base import OutOfMemory
 from mless.errors import BadStudy, MlessError, is_out_of_memory
+from mless.gates import state_of
 from mless.results.folder import SEALED, ResultFolder
 from mless.results.inspecting import Findings, inspect_folder
 from mless.results.reading import measured_in
-from mless.results.sealing import state_of
 from mless.study.bench import Composed, Job, Progress, Silent, StartAgain
 from mless.study.kinds import measurement_of
 from mless.study.loading import validated
