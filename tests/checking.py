@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args
 
 import jaxtyping
 from beartype import beartype
@@ -49,9 +49,14 @@ def is_inner(function: FunctionType) -> bool:
 def is_plain(function: FunctionType) -> bool:
     """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked."""
     words = set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
-    known = (function.__globals__.get(word) for word in words)
-    shapes = any(str(getattr(one, "__module__", "")).startswith("jaxtyping") for one in known)
+    shapes = any(_has_shapes(function.__globals__.get(word)) for word in words)
     return not shapes and not words & {"jaxtyping", *_for_readers(function.__code__.co_filename)}
+
+
+def _has_shapes(named: Any) -> bool:
+    """Whether it is one of jaxtyping's types, or has one inside, as list[Float[…]] has."""
+    inside = get_args(named)
+    return str(getattr(named, "__module__", "")).startswith("jaxtyping") or any(map(_has_shapes, inside))
 
 
 @functools.cache

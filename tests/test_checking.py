@@ -13,6 +13,7 @@ from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import TypeCheckError
 
 from checking import checked_modules, is_inner, is_plain
+from mless.engines.slots import SlotCache
 from mless.stats import holm
 from mless.tasks import vote_of
 from mless.values import Item
@@ -47,6 +48,7 @@ def test_what_does_not_fit_its_annotation_is_found_out(call: Callable[[], object
 
 def test_shapes_are_left_to_jaxtyping_and_the_rest_is_plain() -> None:
     assert not is_plain(inspect.unwrap(holm))
+    assert not is_plain(inspect.unwrap(SlotCache.write))  # by a name for a list of shapes
     assert is_plain(inspect.unwrap(vote_of))
 
 
