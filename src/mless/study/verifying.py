@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -372,11 +373,14 @@ def _own_lines(found: Verification) -> list[str]:
 def _unfinished(found: Verification) -> str:
     if found.busy:
         return f"unfinished, {_WRITTEN_NOW}; its files were not looked at: verify it again when that has ended"
-    needed = "" if found.units_needed is None else f" of {found.units_needed} units"  # a tuning has none of its own
-    there = f"unfinished: {found.units} unit files{needed} are there"
+    # A tuning has no units of its own. Others may keep a unit in several files, one for each table.
+    needed = "" if found.units_needed is None else f" (the study has {found.units_needed} units, of one file or more)"
+    there = f"unfinished: {found.units} files of units are there{needed}"
     if found.made.get("format", SEALED) < SEALED:
         return f"{there}, and can be read; an older mless made them, and its studies are not continued"
-    return f"{there}, each as it was written; the same command goes on"
+    command: Any = found.made.get("command")
+    way = f"go on with: {shlex.join(map(str, command))}" if isinstance(command, list) else "the same command goes on"
+    return f"{there}, each as it was written; {way}"
 
 
 def _left_over(found: Verification) -> list[str]:
@@ -396,7 +400,7 @@ def _made_lines(made: Mapping[str, Any]) -> list[str]:
         f"made from: study {made['study']}, model {made['model']}{known}, data {made['data']} ({made['items']} items), conditions "
         f"{', '.join(made['conditions'])}",
         f"made by: mless {made['mless']} (format {made['format']}), {by or 'versions not stored'}, on {where or 'no device of this machine'}{dtype}; "
-        f"study.json written {made['written']}",
+        f"its file study.json dates from {made['written']}",
     ]
 
 
