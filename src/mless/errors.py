@@ -66,3 +66,8 @@ def is_out_of_memory(fault: BaseException) -> bool:
     """Whether memory was refused. torch on a CPU and Parquet's reader say so in words only."""
     by_type = isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError"  # torch is not imported here
     return by_type or _REFUSED.search(str(fault)) is not None
+
+
+def first_line(fault: BaseException) -> str:
+    """What an error of another library says, on one short line; its kind where it says nothing."""
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Chat templates are code of whoever made the model: they are rendered in a guarded process, within limits on time, memory and size."""
+"""A chat template is code that comes with the model. Templates are rendered in a guarded process, within limits on time, memory and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mless.errors import BadPrompt, MlessError
+from mless.errors import BadPrompt, MlessError, first_line
 from mless.guarded import Guarded
 from mless.limits import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
 
@@ -27,7 +27,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
             return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
         template = tokenizer.get_chat_template()
     except Exception as fault:  # of several templates none may be the default one
-        raise TemplateRefuses(_first_line(fault)) from fault
+        raise TemplateRefuses(first_line(fault)) from fault
     reply = _ASKED.ask(template, given, _special_tokens(tokenizer))
     if "text" in reply:
         return reply["text"]
@@ -47,10 +47,6 @@ def _has_its_own_way(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
-
-
-def _first_line(fault: Exception) -> str:
-    return str(fault).partition("\n")[0][:200] or type(fault).__name__
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, Any]:
@@ -117,7 +113,7 @@ def prepare() -> Callable[..., dict[str, Any]]:
         except MemoryError:
             raise
         except Exception as fault:  # noqa: BLE001  a template may raise anything
-            return {"refuses": _first_line(fault)}
+            return {"refuses": first_line(fault)}
         text = rendered[0][0]
         return {"text": text} if len(text) <= TEMPLATE_TEXT.value else {"fault": "size"}
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
+from heard import Heard
 from interrupted import not_finished, units_kept
 from mless.errors import BadFolder
 from mless.models import hashing
@@ -32,18 +33,6 @@ LENGTHS: dict[str, Any] = {
         "Dots": {"filler": " .", "length": 9},
     },
 }
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def step(self, what: str, done: int, total: int) -> None: ...
-
-    def checked(self) -> None: ...
 
 
 @pytest.fixture(scope="module")

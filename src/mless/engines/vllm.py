@@ -14,7 +14,7 @@ from typing import Any
 
 from mless.engines.base import Decoding, Reply, Request, by_arm
 from mless.engines.opening import Opening
-from mless.errors import EngineFault
+from mless.errors import EngineFault, first_line
 from mless.models.loading import locate_tokenizer, whole_folder
 from mless.models.locating import Say, silent
 from mless.values import ArmSettings
@@ -103,7 +103,7 @@ class VllmEngine:
                 self._core = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
         except Exception as fault:
             raise EngineFault(
-                f"vLLM {vllm.__version__} could not load {str(folder)!r} ({_first_line(fault)}); try another --dtype, free memory "
+                f"vLLM {vllm.__version__} could not load {str(folder)!r} ({first_line(fault)}); try another --dtype, free memory "
                 "(on a CPU VLLM_CPU_KVCACHE_SPACE says how many GiB its cache takes), or --engine hf"
             ) from fault
         self._vllm = vllm
@@ -267,7 +267,7 @@ class VllmEngine:
             return core.step()
         except Exception as fault:
             raise EngineFault(
-                f"vLLM failed while generating ({_first_line(fault)}); the answers so far are kept: run again, with less memory in use"
+                f"vLLM failed while generating ({first_line(fault)}); the answers so far are kept: run again, with less memory in use"
             ) from fault
 
     def _prompt(self, request: Request) -> Any:
@@ -351,7 +351,7 @@ def _import_vllm(batch_invariant: bool) -> tuple[Any, Any]:
         from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     except ImportError as fault:
         raise EngineFault(
-            f"the engine vllm is not installed ({_first_line(fault)}); run: pip install 'mless[vllm]' (it needs a GPU; "
+            f"the engine vllm is not installed ({first_line(fault)}); run: pip install 'mless[vllm]' (it needs a GPU; "
             "for a CPU see docs/engines.md), or use --engine hf"
         ) from fault
     return vllm, current_platform
@@ -382,7 +382,3 @@ def _promise(device: str, dtype: str, invariant: bool) -> str:
             "on a CPU, 64 of 64 answers had the same tokens at 1, 8 and 64 rows (docs/engines.md)"
         )
     return "row-stable is not promised: an answer may change with the rows beside it; look at none-again before believing an effect"
-
-
-def _first_line(fault: BaseException) -> str:
-    return str(fault).strip().partition("\n")[0] or type(fault).__name__

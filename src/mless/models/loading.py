@@ -23,7 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from mless import gates, limits
-from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
+from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture, first_line
 from mless.gates import shown
 from mless.models import gate, processor
 from mless.models.adapters import family_of
@@ -157,9 +157,9 @@ def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, s
             whole: Any = AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code)
     except _BUILD_FAULTS as fault:
         if raw.get("model_type") in CONFIG_MAPPING:
-            raise UnknownModel(f"{name!r}: its config.json is broken: {_first_line(fault)}") from None
+            raise UnknownModel(f"{name!r}: its config.json is broken: {first_line(fault)}") from None
         raise UnsupportedArchitecture(
-            f"{name!r}: transformers does not know the architecture {raw.get('model_type')!r} ({_first_line(fault)}); a newer transformers may"
+            f"{name!r}: transformers does not know the architecture {raw.get('model_type')!r} ({first_line(fault)}); a newer transformers may"
         ) from None
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedArchitecture(f"{whole.model_type!r} is an encoder-decoder; only decoders are measured")
@@ -285,7 +285,7 @@ def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
             tokenizer("a 1")  # some faults show only then
     except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
         raise TokenizerFault(
-            f"no tokenizer could be read from {name!r} ({_first_line(fault)}); give one with --tokenizer"
+            f"no tokenizer could be read from {name!r} ({first_line(fault)}); give one with --tokenizer"
         ) from None
     if not tokenizer.is_fast:
         raise TokenizerFault(
@@ -459,7 +459,7 @@ def _build(source: Source, folder: Path, options: dict[str, Any], head: bool, st
                 break
     assert fault is not None
     raise UnsupportedArchitecture(
-        f"{source.name!r} could not be built: {_first_line(fault)}; see docs/adding-a-model.md"
+        f"{source.name!r} could not be built: {first_line(fault)}; see docs/adding-a-model.md"
     ) from fault
 
 
@@ -543,10 +543,6 @@ def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, s
     known = {"BF16": "bfloat16", "F16": "float16"} if elements.keys() <= {"BF16", "F16", "F32"} else {}
     most = max(elements, key=elements.__getitem__, default="")
     return processor.choose(asked, known.get(most, "float32"), elements.total())
-
-
-def _first_line(fault: BaseException) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0][:200]
 
 
 def _digest(*parts: bytes) -> str:

@@ -90,6 +90,10 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(folder)
 
 
+def no_result_folder(path: Path) -> BadFolder:
+    return BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+
+
 def _is_trace(entry: Path) -> bool:
     if entry.name == "units" and entry.is_dir():
         return all(file.suffix in (".parquet", ".partial") for file in entry.rglob("*") if not file.is_dir())
@@ -208,6 +212,10 @@ class ResultFolder:
 
     def require(self, table: str) -> Path:
         """The path of a finished table, once it is known to be whole."""
+        return self._required(table)[0]
+
+    def _required(self, table: str) -> tuple[Path, Mapping[str, Any]]:
+        """The same, and study.json."""
         file = self.path / f"{table}.parquet"
         about = self.manifest()
         if about is None:
@@ -219,7 +227,7 @@ class ResultFolder:
                 f"{self.path} has no {file.name}: its run did not finish; run the same command again to complete it"
             )
         self.check_tables((table,), about)
-        return file
+        return file, about
 
     def check_tables(self, tables: Sequence[str], about: Mapping[str, Any]) -> None:
         """Refuse tables that are not those study.json lists by their digests, and tables that hold something else than they should.
@@ -275,20 +283,15 @@ class ResultFolder:
         """A finished table, or those columns and rows of it."""
         import pyarrow.parquet as pq
 
-        from mless.results.tables import declared
+        from mless.results.tables import TableGate, declared
 
-        file = self.require(table)
-        gate = self._gate(file)
+        file, about = self._required(table)
+        gate = TableGate(file, about)
         kept = list(columns) if columns else declared(table, pq.read_schema(file).names)
         wanted = list(filters) if filters else None
         return gate.check_rows(
             gate.read(lambda: pq.read_table(file, columns=kept, filters=wanted, page_checksum_verification=True))
         )
-
-    def _gate(self, file: Path) -> TableGate:
-        from mless.results.tables import TableGate
-
-        return TableGate(file, self.manifest() or {})
 
     # ---- units
 
@@ -422,12 +425,14 @@ class ResultFolder:
         """The rows of one unit in a table merged from so many; each unit is one row group."""
         import pyarrow.parquet as pq
 
+        from mless.results.tables import TableGate
+
         file = self.path / f"{table}.parquet"
         # Checked and opened once: a study reads thousands of parts of one file.
         before, gate, opened = self._parts.get(table) or (None, None, None)
         if before is None or gate is None or opened is None or not file.exists() or before != gates.state_of(file):
-            file = self.require(table)
-            gate, opened = self._gate(file), pq.ParquetFile(file, page_checksum_verification=True)
+            file, about = self._required(table)
+            gate, opened = TableGate(file, about), pq.ParquetFile(file, page_checksum_verification=True)
             self._parts[table] = (gates.state_of(file), gate, opened)
         if opened.num_row_groups != parts:
             raise BadFolder(

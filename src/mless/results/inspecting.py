@@ -10,7 +10,7 @@ from typing import Any
 from mless import gates
 from mless.errors import BadFolder
 from mless.limits import TABLE_BYTES
-from mless.results.folder import SEALED, ResultFolder
+from mless.results.folder import SEALED, ResultFolder, no_result_folder
 
 #: What a finished folder holds beside its tables.
 _KNOWN = ("study.json", ".lock", "figures", "report.html", "units", "set-aside")
@@ -47,7 +47,7 @@ def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda wh
         found.damaged.append(str(fault))
         return found
     if found.about is None:
-        raise BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+        raise no_result_folder(path)
     tables = _tables(path, found)
     units = sorted((path / "units").glob("*/*.parquet"))
     for done, table in enumerate(tables, start=1):

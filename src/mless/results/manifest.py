@@ -188,7 +188,7 @@ def check_condition(name: str, stored: Any, refuse: Callable[[str], MlessError])
     """Refuse a stored condition that could not have been run; the message continues its name."""
     try:
         _Condition.model_validate(stored)
-        # A kind from outside mless may not be at hand; whoever needs it says so.
+        # A kind from outside mless may not be at hand; the reader that needs it says so.
         if stored.get("kind") in CONDITION_KINDS:
             condition_of(name, _spoken(stored))
         elif stored.get("arm"):

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from jaxtyping import Float, Float64
 
 from mless.errors import BadFolder, BadStudy
-from mless.results.folder import ResultFolder
+from mless.results.folder import ResultFolder, no_result_folder
 from mless.results.manifest import measured_in
 from mless.results.tables import TableGate
 from mless.values import MASS_NAMES, Prompt, QuerySet, Span, format_numbers, pick_item
@@ -48,7 +48,7 @@ class StoredPrompt:
 def read_about(path: Path) -> dict[str, Any]:
     about = ResultFolder(path).about()
     if about is None:
-        raise BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+        raise no_result_folder(path)
     return about
 
 

@@ -1,6 +1,6 @@
 """Checksums: a unit carries its own, study.json carries its own and those of the tables.
 
-They find damage: a flipped bit, a cut file, a file put in another's place. They do not find forgery: whoever writes new numbers can write
+They find damage: a flipped bit, a cut file, a file put in another's place. They do not find forgery: a person who writes new numbers can write
 new checksums too.
 """
 

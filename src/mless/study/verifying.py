@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 #: How an engine's promise begins that draws the same text again, whatever is drawn beside it.
 _SAME_TEXTS = ("same tokens", "exact", "vLLM's batch-invariant mode")
-FORGERY = "Checksums find damage, not forgery: whoever changes numbers on purpose can write new checksums. Against that only computing again helps."
+FORGERY = "Checksums find damage, not forgery: a person who changes numbers on purpose can write new checksums. Against that only computing again helps."
 
 
 _WRITTEN_NOW = "being written by a running study"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from heard import Heard
 from interrupted import take_apart
 from judged_answers import answers_of
 from mless import cli, stats
@@ -46,18 +47,6 @@ from mless.values import ArmSettings, Item
 
 GOOD = "c0_13-p95"
 GRID = {"tune.c": "0.05,0.13", "tune.p1": "95,99.5", "tune.p_min": [], "tune.p_max": []}
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def step(self, what: str, done: int, total: int) -> None: ...
-
-    def checked(self) -> None: ...
 
 
 def write_script(path: Path, conditions: list[str], data: list[str], effects: dict[str, float]) -> Path:
