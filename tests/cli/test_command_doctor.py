@@ -29,8 +29,8 @@ def test_it_names_every_part_and_how_to_mend_it(command: Command, monkeypatch: p
     lines = result.out.splitlines()
     assert lines[-1] == "The core works."
     for line in filter(None, lines[:-1]):
-        assert line.startswith(("found    ", "missing  "))
-        assert (" -> " in line) == line.startswith("missing"), "what is missing has a way out"
+        assert line.startswith(("found     ", "optional  ")), "what nobody needs is no fault"
+        assert " -> " not in line
     for name in (
         "Python",
         "torch",
@@ -45,7 +45,10 @@ def test_it_names_every_part_and_how_to_mend_it(command: Command, monkeypatch: p
     ):
         assert f"  {name}" in result.out
     assert "sk-very" not in result.out
-    assert "found    cache: ~/cache" in result.out, "the home folder is not named"
+    assert "optional  cache: ~/cache will be made" in result.out, "the home folder is not named"
+    assert not Path("cache").exists(), "a look makes nothing"
+    Path("cache").mkdir()
+    assert "found     cache: ~/cache\n" in command("doctor", "--no-self-test").out
 
 
 def test_parts_that_are_missing(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,9 +59,37 @@ def test_parts_that_are_missing(command: Command, monkeypatch: pytest.MonkeyPatc
     code, parts = _parts(command, "--no-self-test")
     assert code == 2, "without a cache nothing can be converted"
     assert "apt-get install bubblewrap" in str(parts["sandbox for code"]["mend"])
-    assert "MLESS_DATA is no folder" in str(parts["data"]["says"])
+    assert parts["sandbox for code"]["optional"]
+    assert "gone, which is not there" in str(parts["data"]["says"])
     assert "MLESS_CACHE" in str(parts["cache"]["mend"])
     assert not parts["cache"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [("folder", "holds no data file (.jsonl, "), ("file", "is a file, not a folder"), ("gone", "is not there")],
+)
+def test_data_that_is_named_and_not_there(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str, says: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MLESS_DATA", str(tmp_path / entry))
+    result = command("doctor", "--no-self-test")
+    (line,) = [line for line in result.out.splitlines() if "  data: " in line]
+    assert line.startswith("missing   data: MLESS_DATA names ")
+    assert says in line
+    assert "export" not in line, "it is set already"
+    assert " -> put " in line
+    assert result.out.splitlines()[-1] == "The core works; to mend: data."
+
+
+def test_a_machine_without_the_embedded_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_EMBEDDED", "a-package-that-nobody-installs")
+    code, parts = _parts(command)
+    assert code == 0
+    assert parts["embedded model"]["optional"]
+    assert parts["self-test"]["says"] == "not run, because the embedded model is not installed"
 
 
 @pytest.mark.slow  # a whole run in another process, with a limit on its time
@@ -105,7 +136,7 @@ def test_a_core_package_that_cannot_be_imported(module: str, tmp_path: Path) -> 
     )
     assert (done.returncode, done.stderr) == (2, "")
     name = module.replace("_", "-")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"missing  {name}: ")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"missing   {name}: ")]
     assert "is installed, but cannot be imported (ImportError: broken on purpose)" in line
     assert line.endswith(f" -> pip install --force-reinstall {name}")
     assert "disk, working folder: " in done.stdout, "the other parts are looked at too"
@@ -131,8 +162,8 @@ def test_folders_that_are_gone_or_closed(command: Command, monkeypatch: pytest.M
     assert str(parts["disk, temporary folder"]["says"]).startswith("FileNotFoundError: ")
     assert "export TMPDIR=DIR" in str(parts["disk, temporary folder"]["mend"])
     assert str(parts["disk, working folder"]["says"]).startswith("FileNotFoundError: ")
-    assert "MLESS_DATA" in str(parts["data"]["mend"])
     assert not parts["data"]["found"]
+    assert not parts["data"]["optional"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")

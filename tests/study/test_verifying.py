@@ -21,7 +21,7 @@ from mless.results.sealing import encode
 from mless.study import load_study, run_study, verifying
 from mless.study.bench import StartAgain
 from mless.study.measuring import Again
-from mless.study.verifying import Verification, compare, verdict_of, verification_lines, verify
+from mless.study.verifying import Verification, compare, verification_lines, verify, way_out
 from spelling import model_folder
 
 
@@ -114,6 +114,7 @@ def test_an_unfinished_folder(finished: Path, tmp_path: Path) -> None:
     assert (found.state, found.good, found.units, found.units_needed) == ("unfinished", False, 11, 6)
     assert found.recomputed is not None
     assert found.recomputed.differing == 0
+    assert ": go on with: mless run quick " in way_out(found)
     shutil.copyfile(
         ResultFolder(out).unit_path("attention", "none-00001"), ResultFolder(out).unit_path("attention", "mless-00001")
     )
@@ -192,7 +193,7 @@ def test_units_of_an_older_folder_have_no_checksum(finished: Path, tmp_path: Pat
         about["complete"] = False
     found = verify(out)
     assert (found.state, found.damaged) == ("unfinished", [])
-    assert "its studies are not continued" in verification_lines(found)[0]
+    assert "is not continued" in way_out(found)
     ResultFolder(out).unit_path("attention", "none-00001").write_bytes(b"PAR1")
     (fault,) = verify(out).damaged
     assert "cannot be read" in fault
@@ -206,7 +207,7 @@ def test_a_folder_that_a_running_study_writes(folder: Path) -> None:
         found = verify(folder)
     assert (found.state, found.good, found.busy, found.damaged) == ("unfinished", False, True, [])
     assert "being written by a running study" in verification_lines(found)[0]
-    assert "being written by a running study" in verdict_of(found)
+    assert way_out(found) == f"{folder}: verify it again when the running study has ended"
     assert verify(folder).state == "damaged"
 
 
@@ -271,5 +272,5 @@ def test_a_folder_whose_inner_folder_is_damaged_does_not_begin_with_whole() -> N
     assert not outer.good
     assert verification_lines(outer)[0].startswith("tuned: not whole: ")
     assert verification_lines(outer)[0].endswith("see test")
-    assert verdict_of(outer) == "tuned: test is damaged"
+    assert way_out(outer).startswith("tuned/test: do not use its numbers"), "it says what to do, not the state again"
     assert verification_lines(found("tuned", "whole", found("tuned/test", "whole")))[0].startswith("tuned: whole: ")

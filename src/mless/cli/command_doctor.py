@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,15 +28,27 @@ def doctor(
     for one in health.findings(self_test=self_test):
         found.append(one)
         if not as_json:
-            mark, mend = "found  " if one.found else "missing", "" if one.found or not one.mend else f" -> {one.mend}"
-            print(plain(f"{mark}  {one.name}: {one.says}{mend}"), flush=True)
+            print(plain(_line(one)), flush=True)
     good = health.works(found)
     if as_json:
         print_json({"works": good, "parts": [asdict(one) for one in found]})
     else:
-        print(f"\n{'The core works.' if good else 'The core does not work: see the lines marked missing.'}")
+        print(f"\n{_verdict(found, good)}")
     if not good:
         raise typer.Exit(2)
+
+
+def _verdict(found: list[Any], good: bool) -> str:
+    if not good:
+        return "The core does not work: see the lines marked missing."
+    faults = [one.name for one in found if not one.found and not one.optional]
+    return f"The core works; to mend: {', '.join(faults)}." if faults else "The core works."
+
+
+def _line(one: Any) -> str:
+    mark = "found" if one.found else "optional" if one.optional else "missing"
+    way = "" if not one.mend else f" (to have it: {one.mend})" if one.optional else f" -> {one.mend}"
+    return f"{mark:8}  {one.name}: {one.says}{way}"
 
 
 def _health() -> ModuleType:

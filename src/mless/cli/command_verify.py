@@ -43,4 +43,4 @@ def verify(result: Annotated[Path, typer.Argument(help="A result folder.")], opt
     else:
         print_verdict(verifying.verification_lines(found))
     if not found.good:
-        raise BadFolder(verifying.verdict_of(found))
+        raise BadFolder(verifying.way_out(found))

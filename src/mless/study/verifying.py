@@ -35,9 +35,6 @@ _SAME_TEXTS = ("same tokens", "exact", "vLLM's batch-invariant mode")
 FORGERY = "Checksums find damage, not forgery: a person who changes numbers on purpose can write new checksums. Against that only computing again helps."
 
 
-_WRITTEN_NOW = "being written by a running study"
-
-
 @dataclass(frozen=True)
 class Recomputed:
     """Units computed again and compared with the stored ones."""
@@ -341,11 +338,27 @@ def verification_lines(found: Verification) -> list[str]:
     return [*_own_lines(found), *(line for one in found.inner for line in _own_lines(one)), FORGERY]
 
 
-def verdict_of(found: Verification) -> str:
-    """One sentence on a folder that is not good."""
-    inner = [f"{one.path.name} is {one.state}" for one in found.inner if not one.good]
-    own = [] if found.state in ("whole", "unsealed") else [f"{found.state}{f', {_WRITTEN_NOW}' if found.busy else ''}"]
-    return f"{found.path}: {'; '.join([*own, *inner])}"
+def way_out(found: Verification) -> str:
+    """What to do about a folder that is not good; `verification_lines` says what is the matter with it."""
+    bad = [one for one in (found, *found.inner) if one.state not in ("whole", "unsealed")]
+    return "; ".join(f"{one.path}: {_way_out(one)}" for one in bad)
+
+
+def _way_out(found: Verification) -> str:
+    if found.state == "damaged":
+        return "do not use its numbers until each of these faults is mended, or run its study into a new folder"
+    if found.state == "differs":
+        return "do not use its numbers unless they come out again on the machine that made them; verify it there, or run its study into a new folder"
+    if found.busy:
+        return "verify it again when the running study has ended"
+    if found.made.get("format", SEALED) < SEALED:
+        return "run its study into a new folder: this one is of an older mless, and is not continued"
+    command: Any = found.made.get("command")
+    return (
+        f"go on with: {shlex.join(map(str, command))}"
+        if isinstance(command, list)
+        else "the command that made it goes on"
+    )
 
 
 def _own_lines(found: Verification) -> list[str]:
@@ -372,15 +385,12 @@ def _own_lines(found: Verification) -> list[str]:
 
 def _unfinished(found: Verification) -> str:
     if found.busy:
-        return f"unfinished, {_WRITTEN_NOW}; its files were not looked at: verify it again when that has ended"
+        return "unfinished, being written by a running study; its files were not looked at"
     # A tuning has no units of its own. Others may keep a unit in several files, one for each table.
     needed = "" if found.units_needed is None else f" (the study has {found.units_needed} units, of one file or more)"
     there = f"unfinished: {found.units} files of units are there{needed}"
-    if found.made.get("format", SEALED) < SEALED:
-        return f"{there}, and can be read; an older mless made them, and its studies are not continued"
-    command: Any = found.made.get("command")
-    way = f"go on with: {shlex.join(map(str, command))}" if isinstance(command, list) else "the same command goes on"
-    return f"{there}, each as it was written; {way}"
+    old = found.made.get("format", SEALED) < SEALED
+    return f"{there}, and can be read" if old else f"{there}, each as it was written"
 
 
 def _left_over(found: Verification) -> list[str]:
