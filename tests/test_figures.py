@@ -68,7 +68,11 @@ def svg(spec: FigureSpec, folders: list[Path], out: Path, **options: object) -> 
     return texts(path)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(spec, marks=[] if spec in (LAYERS, SPECS[4]) else [pytest.mark.slow]) for spec in SPECS],
+    ids=lambda spec: spec.kind,
+)
 def test_same_input_same_bytes_whatever_is_written_beside_it(spec: FigureSpec, folder: Path, tmp_path: Path) -> None:
     first = draw(spec, [folder], out=tmp_path / "a")
     [alone] = draw(spec, [folder], formats=["svg"], out=tmp_path / "b")
@@ -78,7 +82,9 @@ def test_same_input_same_bytes_whatever_is_written_beside_it(spec: FigureSpec, f
 
 
 @pytest.mark.parametrize(
-    "spec", [SPECS[0], *(pytest.param(spec, marks=pytest.mark.slow) for spec in SPECS[1:])], ids=lambda spec: spec.kind
+    "spec",
+    [pytest.param(spec, marks=[] if spec is SPECS[5] else [pytest.mark.slow]) for spec in SPECS],
+    ids=lambda spec: spec.kind,
 )
 def test_a_png_is_the_same_twice(spec: FigureSpec, folder: Path, tmp_path: Path) -> None:
     [first] = draw(spec, [folder], formats=["png"], out=tmp_path / "a")

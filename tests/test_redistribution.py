@@ -588,7 +588,7 @@ def fresh():
     """A model for itself, with nothing compiled before or after, and without the checks of shapes, which no compiler sees through."""
     torch.compiler.reset()
     with unchecked():
-        yield answering("llama", intermediate_size=128, num_hidden_layers=2).model
+        yield answering("llama", intermediate_size=128, num_hidden_layers=1).model
     torch.compiler.reset()
 
 
@@ -637,7 +637,7 @@ from torch._dynamo.testing import CompileCounter
 from tiny_answerers import answering, ids_of
 from mless.redistribution import arm
 
-model, counter = answering("llama", num_hidden_layers=2).model, CompileCounter()
+model, counter = answering("llama", num_hidden_layers=1).model, CompileCounter()
 prompts = [torch.tensor([ids_of(length)]) for length in range(5, 12)]
 compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
 with torch.inference_mode():

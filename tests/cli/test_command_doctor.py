@@ -121,7 +121,17 @@ def test_a_self_test_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch
     assert says().startswith("FileNotFoundError: ")
 
 
-@pytest.mark.parametrize("module", [name.partition(".")[0] for name in health._CORE.values()])
+#: The package that most others need, and one that few do; each takes seconds, so the others are in the slow tier.
+TWO_OF_THE_CORE = ("torch", "pydantic")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        name if name in TWO_OF_THE_CORE else pytest.param(name, marks=pytest.mark.slow)
+        for name in (one.partition(".")[0] for one in health._CORE.values())
+    ],
+)
 def test_a_core_package_that_cannot_be_imported(module: str, tmp_path: Path) -> None:
     """It is installed, and broken: a file of its name on the path fails in its place."""
     (tmp_path / f"{module}.py").write_text("raise ImportError('broken on purpose')")

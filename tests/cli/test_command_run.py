@@ -50,7 +50,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize(
     ("typed", "filler", "words"),
     [
-        (r"\n", "\n", r"mless (5 × '\n', before-question)"),
+        pytest.param(r"\n", "\n", r"mless (5 × '\n', before-question)", marks=pytest.mark.slow),
         (r"\\n", "\\n", r"tokens, '\\n' (2 tokens) repeated"),
         (" #x", " #x", "5 tokens, ' #x' ("),
     ],

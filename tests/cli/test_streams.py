@@ -125,17 +125,19 @@ def test_a_full_disk_is_said() -> None:
         assert _mless("studies", stdout=full, stderr=full).returncode == 2
 
 
+C_LOCALE = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
 @pytest.mark.parametrize(
-    "given",
-    [{"PYTHONIOENCODING": "ascii"}, {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ("given", "commands"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, (["run", "quïck"],)),
+        (C_LOCALE, (["studies"], ["run", "quïck"], ["plan", "--items", "99"])),
+    ],
 )
-def test_an_ascii_terminal_gets_ascii(given: dict[str, str]) -> None:
+def test_an_ascii_terminal_gets_ascii(given: dict[str, str], commands: tuple[list[str], ...]) -> None:
     environment = {**os.environ, **given}
-    for words in (
-        ["studies"],
-        ["run", "quïck"],
-        ["plan", "--items", "99"],
-    ):
+    for words in commands:
         done = _mless(*words, stdout=subprocess.PIPE, env=environment)
         assert b"Traceback" not in done.stderr
         assert (done.stdout + done.stderr).isascii()
