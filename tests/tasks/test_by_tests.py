@@ -41,8 +41,26 @@ def test_code_in_a_text(text: str, found: str | None, how: str) -> None:
         ("    return math.pi\n", f"{PROMPT}    return math.pi\n\n"),
         ("return math.pi\n", f"{PROMPT}    return math.pi\n\n"),
         ("    return 1\n\nprint(area(2))\ndef other(): pass\n", f"{PROMPT}    return 1\n\n\n"),
+        (
+            "x = r\nif r:\n    x = 1\nreturn x\nprint(1)\n",
+            f"{PROMPT}    x = r\n    if r:\n        x = 1\n    return x\n\n",
+        ),
+        ("while True:\n    pass\n", f"{PROMPT}    while True:\n        pass\n\n"),
+        ("x = r\n    return x\n", f"{PROMPT}    x = r\n    return x\n\n"),
+        ("if r:\n        return 1\n    return 2\n", f"{PROMPT}    if r:\n        return 1\n    return 2\n\n"),
+        ("return (\n    1\n)\n", f"{PROMPT}    return (\n    1\n)\n\n"),
     ],
-    ids=["the whole function", "a completion", "without its indentation", "with more behind it"],
+    ids=[
+        "the whole function",
+        "a completion",
+        "without its indentation",
+        "with more behind it",
+        "a body at the margin",
+        "a body of one block at the margin",
+        "a body whose first line lost its indentation",
+        "a block whose first line lost its indentation",
+        "a bracket that closes at the margin",
+    ],
 )
 def test_programs(answer: str, made: str) -> None:
     assert program(answer, PROBLEM) == made

@@ -14,7 +14,7 @@ from mless.study.spec import AccuracyTable
 from mless.values import Item
 
 #: Increased when extraction or grading changes, so that a stored folder is judged again by the same command.
-JUDGING = 3
+JUDGING = 4
 
 
 def write_judged(bench: Bench, replies: pa.Table, settings: AccuracyTable) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PROBLEM_FIELDS = ("prompt", "test", "entry_point")
 _MOST_AT_ONCE = 16
 # Where a completion's function has ended: the next thing at the margin, as the published evaluation stops.
 _AFTER_FUNCTION = re.compile(r"^(?:def|class|if|print|assert|@|```|#)", re.MULTILINE)
+# The same for a body that stands at the margin itself.
+_AFTER_BODY = re.compile(r"^(?:def|class|if\s+__name__|print|assert|@|```)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def program(answer: str, problem: Problem) -> str:
     """The code to run.
 
     An answer that defines the function gets what stands above the function in the prompt (imports, other functions). Any other is a
-    completion: the prompt goes before it, and it ends where something begins at the margin.
+    completion: the prompt goes before it, and it ends where something begins at the margin. A body that stands at the margin is moved in.
     """
     begins = re.compile(
         rf"^(?:async\s+)?def\s+{re.escape(problem.entry_point)}\b|^{re.escape(problem.entry_point)}\s*=", re.MULTILINE
@@ -67,12 +70,24 @@ def program(answer: str, problem: Problem) -> str:
     if begins.search(answer):
         head = begins.search(problem.prompt)
         return f"{problem.prompt[: head.start()] if head else ''}\n{answer}\n"
-    if not answer[
-        :1
-    ].isspace():  # the prompt's last line break and the first indentation may have been taken for blanks
-        answer = f"    {answer}"
+    if not answer[:1].isspace():
+        body = answer[: end.start()] if (end := _AFTER_BODY.search(answer)) else answer
+        if _stands_at_the_margin(body):
+            return f"{problem.prompt}{textwrap.indent(body, '    ')}\n"
+        answer = (
+            f"    {answer}"  # the prompt's last line break and the first indentation may have been taken for blanks
+        )
     end = _AFTER_FUNCTION.search(answer)
     return f"{problem.prompt}{answer[: end.start()] if end else answer}\n"
+
+
+def _stands_at_the_margin(body: str) -> bool:
+    """Whether it is a whole body without its indentation, not one whose first line alone has lost it."""
+    first, *others = [line for line in body.splitlines() if line.strip() and line[0] != "#"] or [""]
+    if any(not line[0].isspace() and line[0] not in ")]}" for line in others):
+        return True
+    opens_block = first.rstrip().endswith(":") and bool(others)
+    return opens_block and len(others[0]) - len(others[0].lstrip()) <= 4
 
 
 class PythonTests(AnswerGrader):
