@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import spoiling
-from ground import STUDIES
+from ground import STUDIES, WITH_UNITS
 
 Spoil = Callable[[Path, Random], None]
 FIGURES = {
@@ -32,6 +32,12 @@ class Row:
     commands: tuple[tuple[str, ...], ...]
     #: Give the folder checksums that fit, so that what reads it has to notice.
     reseal: bool = False
+    #: The folder whose tables a run that ends well must give bit by bit, whatever was spoiled.
+    same_as: str = ""
+    #: A server answers with the spoiled copy; its address is `{u}`.
+    served: bool = False
+    #: A refusal may come after a part of the work, which stays in the folder for the next run.
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,20 @@ def _folders() -> list[Row]:
     return rows
 
 
+def _unfinished() -> list[Row]:
+    """Units are damaged between a kill and the run that goes on."""
+    rows: list[Row] = []
+    for kind in WITH_UNITS:
+        again, look = (*STUDIES[kind], "--out", "{x}"), ("verify", "{x}", "--sample", "0")
+        draw, source = ("figure", FIGURES[kind][0], "{x}"), f"{kind}-unfinished"
+        commands = (again, again, look, draw, again, ("verify", "{x}", "--sample", "1"))
+        rows += [
+            Row(f"{kind}-units", source, ("units",), spoiling.spoil_units, 30, commands, same_as=kind),
+            Row(f"{kind}-sealed-units", source, ("units",), spoiling.spoil_sealed_units, 24, commands, keeps=True),
+        ]
+    return rows
+
+
 _RUN = ("run", "quick", "--model", "{x}", "--limit", "1", "--length", "3", "--prompt", "raw", "--conditions", "none,mless", "--out", "{o}")  # fmt: skip
 _ON_DATA = (*_RUN[:2], "--model", "{g}/model", "--data", "{x}", "--limit", "2", *_RUN[6:])
 _STUDY = ("run", "{x}", "--model", "{g}/model", "--out", "{o}")
@@ -110,8 +130,16 @@ def _imports(name: str, end: str) -> tuple[tuple[str, ...], ...]:
     )
 
 
+_SERVED = (
+    "run", "accuracy", "--engine", "openai", "--base-url", "{u}", "--model", "served", "--data", "{g}/items.jsonl", "--limit", "3", "--length", "3",
+    "--conditions", "none,mless", "--set", "accuracy.retries=1", "--set", "accuracy.timeout=1", "--out", "{o}",
+)  # fmt: skip
+_SERVED_IDS = (*_SERVED, "--tokenizer", "{g}/model", "--prompt", "raw")
+
 ROWS: tuple[Row, ...] = (
     *_folders(),
+    *_unfinished(),
+    Row("reply", "reply.json", ("",), spoiling.spoil_reply, 200, (_SERVED, _SERVED_IDS), served=True, keeps=True),
     Row("config", "model", ("config.json",), spoiling.spoil_json, 90, (("models", "{x}"), _RUN)),
     Row("tokenizer", "model", ("tokenizer.json", "tokenizer_config.json"), spoiling.spoil_json, 60, (_RUN,)),
     Row("model-text", "model", ("config.json", "tokenizer.json"), spoiling.spoil_text, 24, (("models", "{x}"), _RUN)),

@@ -6,6 +6,7 @@ They are made once, by a process of its own: what is forked afterwards must not 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,7 +32,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def words(given: tuple[str, ...], **places: Path) -> list[str]:
+def words(given: tuple[str, ...], **places: Path | str) -> list[str]:
     return [word.format(**{name: str(place) for name, place in places.items()}) for word in given]
 
 
@@ -144,9 +145,37 @@ def _write_inputs(ground: Path) -> None:
         write_archive(ground / f"inspect-{condition}.eval", inspect_log(seed))
 
 
+#: Kinds of study that keep units while they run. A tuning keeps its own in inner folders.
+WITH_UNITS = ("quick", "activations", "affine", "accuracy")
+#: What an OpenAI-compatible server sends: a head and a body, and how they are sent (see `serving`).
+_REPLY = {
+    "how": "whole",
+    "head": ["HTTP/1.1 200 OK", "Content-Type: application/json"],
+    "body": {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "model": "served",
+        "system_fingerprint": "fp_1",
+        "choices": [
+            {
+                "index": 0,
+                "text": "so it is 4",
+                "message": {"role": "assistant", "content": "so it is 4"},
+                "finish_reason": "stop",
+                "logprobs": {"content": [{"token": "so", "logprob": -0.5, "top_logprobs": []}]},
+            }
+        ],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13},
+        "data": [{"id": "served"}],
+        "version": "1.0",
+    },
+}  # fmt: skip
+
+
 def _make(ground: Path) -> None:
     """Everything, in this process; without the pictures, which take longer than the rest."""
     import mless.report
+    from interrupted import not_finished, units_kept
     from mless.cli import main
 
     def page(folder: Path, fresh: bool, say: Any) -> Path:
@@ -155,13 +184,24 @@ def _make(ground: Path) -> None:
 
     mless.report.publish = page
     _write_inputs(ground)
-    for name in STUDIES:
-        sys.argv = ["mless", *study(name, ground, ground / name)]
-        try:
-            main()
-        except SystemExit as left:
-            if left.code:
-                raise
+    (ground / "reply.json").write_text(json.dumps(_REPLY))
+    with units_kept():
+        for name in STUDIES:
+            sys.argv = ["mless", *study(name, ground, ground / name)]
+            try:
+                main()
+            except SystemExit as left:
+                if left.code:
+                    raise
+    for name in WITH_UNITS:
+        unfinished = ground / f"{name}-unfinished"
+        shutil.copytree(ground / name, unfinished)
+        not_finished(unfinished)
+        (unfinished / "report.html").unlink()
+        next(iter(sorted((unfinished / "units").glob("*/*.parquet")))).unlink()
+    for units in [*ground.glob("*/units"), *ground.glob("tuned/*/units")]:
+        if "unfinished" not in str(units):
+            shutil.rmtree(units)
 
 
 def make(ground: Path) -> Path:

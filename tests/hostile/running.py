@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -10,11 +11,12 @@ import sys
 import time
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases import Case
 from ground import words
+from serving import serving
 from spoiling import copy_of
 
 #: A command that takes longer hangs.
@@ -30,6 +32,8 @@ class Ended:
     said: str
     seconds: float
     changed: list[str]
+    #: Tables that a run which ended well did not give as they should be.
+    wrong: list[str] = field(default_factory=list[str])
 
     def faults(self) -> list[str]:
         """What a command must never do, whatever it is given."""
@@ -45,6 +49,7 @@ class Ended:
             if len(last) > _MESSAGE or not last.isprintable():
                 found.append(f"a message that is long or not plain: {last[:200]!r}")
             found += [f"left something behind or changed it: {name}" for name in self.changed[:3]]
+        found += [f"another table than an undisturbed run gives: {name}" for name in self.wrong]
         if any(not sign.isprintable() and sign not in "\n\t" for sign in self.said):
             found.append("wrote a control character to the terminal")
         return found
@@ -77,11 +82,24 @@ def run_case(case: Case, ground: Path, place: Path) -> Ended:
     if spoiled.is_dir() and case.file != "report.html" and case.seed % 2:
         (spoiled / "report.html").unlink(missing_ok=True)
     before = contents(place)
-    command = words(case.command, x=spoiled, g=ground, o=place / "out")
-    code, said, seconds = forked(command, place)
+    with serving(spoiled) if case.row.served else contextlib.nullcontext("") as address:
+        command = words(case.command, x=spoiled, g=ground, o=place / "out", u=address)
+        code, said, seconds = forked(command, place)
     after = contents(place)
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return Ended(code, said, seconds, names)
+    if case.row.keeps:
+        names = [name for name in names if name.endswith(".partial")]
+    wrong = _other_tables(spoiled, ground / case.row.same_as) if case.row.same_as and code == 0 else []
+    return Ended(code, said, seconds, names, wrong if command[0] in ("run", "tune") else [])
+
+
+def _other_tables(made: Path, undisturbed: Path) -> list[str]:
+    files = undisturbed.glob("*.parquet")
+    return [
+        file.name
+        for file in files
+        if not (made / file.name).is_file() or (made / file.name).read_bytes() != file.read_bytes()
+    ]
 
 
 def reseal(folder: Path) -> None:

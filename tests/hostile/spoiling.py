@@ -26,7 +26,10 @@ VALUES: tuple[Any, ...] = (
 
 def _dumped(content: Any, indent: int | None = None) -> str:
     """JSON with what Python does not write by itself: half characters, numbers of 5,000 digits, deep nests."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    return _blown_up(json.dumps(content, indent=indent, ensure_ascii=False))
+
+
+def _blown_up(text: str) -> str:
     text = text.replace('"HALF"', '"\\ud800"').replace('"DIGITS"', "9" * 5000)
     return text.replace('"DEEP"', "[" * 3000 + "]" * 3000)
 
@@ -173,9 +176,9 @@ def spoil_table(path: Path, rng: random.Random) -> None:
         table = table.slice(0, max(1, count // 2))
     elif how == 4:
         table = table.append_column(name, table.column(at))
-    elif how == 5:
+    elif how == 5 and count:
         table = table.take(pa.array(rng.sample(range(count), count)))
-    elif how == 6:
+    elif how == 6 and count:
         table = _with_cell(table, at, rng)
     else:
         table = table.set_column(at, name, rng.choice(odd)())
@@ -193,6 +196,45 @@ def _not_text(count: int) -> pa.Array:
     """Strings that are no UTF-8, which Parquet stores as they are."""
     offsets = struct.pack(f"<{count + 1}i", *range(count + 1))
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(b"\xff" * count))
+
+
+def spoil_units(path: Path, rng: random.Random) -> None:
+    """A unit of an unfinished folder: its bytes, its place, another unit in its place, or too many."""
+    units = sorted(path.glob("*/*.parquet"))
+    one, other = rng.sample(units, 2)
+    how = rng.randrange(8)
+    if how == 0:
+        shutil.copy(other, one)
+    elif how == 1:
+        spoil_entry(one, rng)
+    elif how == 2:
+        spoil_table(one, rng)
+    elif how == 3:
+        one.rename(
+            one.with_name(
+                rng.choice(("x.parquet", "none-99999.parquet", ".parquet", "\x1b[2J.parquet", "a\nb.parquet"))
+            )
+        )
+    elif how == 4:
+        shutil.rmtree(one.parent)
+        rng.choice(
+            (lambda: one.parent.mkdir(), lambda: one.parent.write_text("x"), lambda: one.parent.symlink_to(path))
+        )()
+    elif how == 5:
+        for each in units:
+            spoil_bytes(each, rng)
+    else:
+        spoil_bytes(one, rng)
+
+
+def spoil_sealed_units(path: Path, rng: random.Random) -> None:
+    """A unit with other columns, types, rows or cells, and a checksum that fits."""
+    from mless.results import sealing
+
+    one = rng.choice(sorted(path.glob("*/*.parquet")))
+    key = sealing.key_in(one.read_bytes())
+    spoil_table(one, rng)
+    one.write_bytes(sealing.encode(pq.ParquetFile(one).read(), key))
 
 
 # ---- bytes and entries -----------------------------------------------------------------------------------------------
@@ -312,6 +354,50 @@ def spoil_csv(path: Path, rng: random.Random) -> None:
     else:
         rows[1] = b"\xff" + rows[1]
     path.write_bytes(b"\n".join(rows) + b"\n")
+
+
+#: Lines of a reply's head that no server should send.
+_HEADS = (
+    "Content-Length: 5", "Content-Length: 99999999", "Content-Length: -1", "Content-Length: x", "Content-Length: 10\r\nContent-Length: 20",
+    "Transfer-Encoding: chunked", "Transfer-Encoding: gzip", "Content-Encoding: gzip", "Content-Encoding: deflate", "Content-Encoding: br",
+    "Content-Type: text/html", "Content-Type: \x1b[2J", "X: " + "x" * 1_000_000, "\r\n".join(f"X-{n}: {n}" for n in range(5_000)), "no colon at all",
+    "Retry-After: nan", "Retry-After: -5", "Retry-After: 1e999", "Retry-After: Fri, 99 Foo 99999 99:99:99 GMT", "Set-Cookie: a=b", "\x00: \x00",
+    "Location: file:///etc/passwd", "Upgrade: websocket", "Connection: close", "Content-Type: application/json; charset=utf-7",
+)  # fmt: skip
+_STATUS = (
+    "HTTP/1.1 100 Continue", "HTTP/1.1 101 Switching Protocols", "HTTP/1.1 204 No Content", "HTTP/1.1 206 Partial", "HTTP/1.1 301 Moved",
+    "HTTP/1.1 302 Found", "HTTP/1.1 308 Moved", "HTTP/1.1 400 Bad", "HTTP/1.1 401 No", "HTTP/1.1 404 No", "HTTP/1.1 418 \x1b[2J", "HTTP/1.1 429 Slow",
+    "HTTP/1.1 500 Oops", "HTTP/1.1 501 No", "HTTP/1.1 999 What", "HTTP/1.1 20 OK", "HTTP/9.9 200 OK", "HTTP/1.0 200 OK", "HTTP/1.1 200", "garbage", "",
+    "ICY 200 OK", "HTTP/1.1 99999999999 OK", "HTTP/2 200",
+)  # fmt: skip
+#: Texts in the place of a body; `DEEP`, `HALF` and `DIGITS` are written as everywhere.
+_BODIES = (
+    "", "{", "null", "[]", "3", '"x"', "<html><title>\x1b[2J</title>", '{"choices": "DEEP"}', '{"choices": [{"text": "HALF"}]}', '{"choices": []}',
+    '{"choices": [{"text": "x", "text": "y"}]}', '{"choices": [{"text": "\x00\x07"}]}', "\x00" * 1000, "5\r\nhello\r\nzz\r\n", "ffffffffffffffff\r\n",
+    '{"error": {"message": "\x1b[2J"}}', '{"error": "DEEP"}', '{"choices": [{"text": "x"}], "usage": {"completion_tokens": "DIGITS"}}', "\xff\xfe{}",
+    '{"choices": [{"text": NaN}]}', '{"choices": {"0": {"text": "x"}}}', "data: {}\n\n" * 1000, "0\r\n\r\n", "-1\r\nx\r\n",
+)  # fmt: skip
+#: How a reply is sent: as one, byte by byte, each line of the head again and again, never, cut in the middle, and a second one behind it.
+HOWS = ("whole", "trickle", "trickle-body", "continue", "silent", "cut", "twice", "reset", "flood", "giant")
+
+
+def spoil_reply(path: Path, rng: random.Random) -> None:
+    """A server's reply: its JSON most often, else its head, its bytes, or the way it is sent."""
+    reply = json.loads(path.read_text())
+    how, text = rng.randrange(10), None
+    if how < 5:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            reply["body"] = spoil_value(reply["body"], rng)
+    elif how == 5:
+        text = rng.choice(_BODIES)
+    elif how == 6:
+        reply["head"][0] = rng.choice(_STATUS)
+    elif how == 7:
+        reply["head"] += rng.sample(_HEADS, rng.choice((1, 1, 2)))
+    else:
+        reply["how"] = rng.choice(HOWS[1:])
+    reply["text"] = _blown_up(text or _dumped(reply.pop("body")))
+    path.write_text(json.dumps(reply))
 
 
 def copy_of(source: Path, place: Path) -> Path:

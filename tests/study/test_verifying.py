@@ -115,6 +115,7 @@ def test_an_unfinished_folder(finished: Path, tmp_path: Path) -> None:
     assert found.recomputed is not None
     assert found.recomputed.differing == 0
     assert ": go on with: mless run quick " in way_out(found)
+    assert f" --out {out} " in way_out(found), "the folder was copied"
     shutil.copyfile(
         ResultFolder(out).unit_path("attention", "none-00001"), ResultFolder(out).unit_path("attention", "mless-00001")
     )

@@ -340,6 +340,20 @@ class ResultFolder:
                 )
         return said
 
+    def refuse_odd(self, tables: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+        """Of these units, which are whole, set aside those whose columns or rows are not those of the others; key → what was found, in words."""
+        from mless.results.units import odd_ones, shape_of
+
+        said: dict[str, str] = {}
+        for table in tables:
+            for key in odd_ones({key: shape_of(self.read_unit(table, key)) for key in keys if key not in said}):
+                path = self.unit_path(table, key)
+                said[key] = (
+                    f"unit {path.relative_to(self.path)} is refused: its columns or rows are not those of the other units; "
+                    f"set aside as {self.set_aside(path)}"
+                )
+        return said
+
     def set_aside(self, path: Path) -> Path:
         """Move something out of the way, without losing it; where it is now, seen from the folder."""
         place = self.path / _ASIDE / path.relative_to(self.path)
@@ -476,6 +490,15 @@ class ResultFolder:
             os.close(descriptor)
         return False
 
+    def _refuse_links(self) -> None:
+        """A folder of someone else may hold links, and what is written through them lands anywhere."""
+        inside = [self.path / name for name in (_LOCK, "units", _ASIDE)]
+        for entry in [*inside, *(entry for folder in inside if folder.is_dir() for entry in folder.iterdir())]:
+            if entry.is_symlink():
+                raise BadFolder(
+                    f"{entry} is a symbolic link, and mless writes only to files and folders of its own; remove the link"
+                )
+
     @contextmanager
     def writing(self) -> Generator[None]:
         """Lock the folder. A second run gets an error; the lock of a killed run ends with its process."""
@@ -485,10 +508,7 @@ class ResultFolder:
             )
         with _refusals(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if (self.path / _LOCK).is_symlink():
-                raise BadFolder(
-                    f"{self.path / _LOCK} is a symbolic link, and mless locks only a file of its own; remove the link"
-                )
+            self._refuse_links()
             # A link that appears just now must not be followed either: its target would be made.
             follow_none: int = getattr(os, "O_NOFOLLOW", 0)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | follow_none, 0o666)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -240,7 +240,7 @@ class _Writer:
         folder.take_units_of((stored or {}).get("identity", {}))
         while True:
             started = False
-            missing = [unit for unit in units if not self._is_stored(unit)]
+            missing = self._missing(units)
             if not missing and stored is not None:
                 measurement.resume(self._bench, stored)
                 # with what a started instrument had added to it
@@ -263,15 +263,26 @@ class _Writer:
             finally:
                 measurement.stop()
 
+    def _missing(self, units: Sequence[Unit]) -> list[Unit]:
+        """The units that are not stored, or not as they should be."""
+        stored = [unit.key for unit in units if self._is_stored(unit)]
+        refused = self._bench.folder.refuse_odd(self._measurement.unit_tables, stored)
+        self._say_refused(refused.values())
+        there = set(stored) - set(refused)
+        return [unit for unit in units if unit.key not in there]
+
+    def _say_refused(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._progress.say(f"{line}, and measured anew")
+
     def _is_stored(self, unit: Unit) -> bool:
         """Whether the unit is there and whole. A damaged one, or another one in its place, is set aside and measured anew."""
         folder, tables = self._bench.folder, self._measurement.unit_tables
-        if not folder.has_unit(tables, unit.key):
-            return False
-        refused = folder.refuse_damaged(tables, unit.key)
-        for line in refused:
-            self._progress.say(f"{line}, and measured anew")
-        return not refused
+        # A kill may leave one of a unit's files, and a measurement may read that one.
+        there = [table for table in tables if folder.has_unit((table,), unit.key)]
+        refused = folder.refuse_damaged(there, unit.key)
+        self._say_refused(refused)
+        return len(there) == len(tables) and not refused
 
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
         """Check the instrument, and record in the folder what is being computed."""

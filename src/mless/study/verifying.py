@@ -354,11 +354,12 @@ def _way_out(found: Verification) -> str:
     if found.made.get("format", SEALED) < SEALED:
         return "run its study into a new folder: this one is of an older mless, and is not continued"
     command: Any = found.made.get("command")
-    return (
-        f"go on with: {shlex.join(map(str, command))}"
-        if isinstance(command, list)
-        else "the command that made it goes on"
-    )
+    if not isinstance(command, list):
+        return "the command that made it goes on"
+    words = [str(word) for word in command]
+    if "--out" in words[:-1]:  # the folder may have been moved or copied since
+        words[words.index("--out") + 1] = str(found.path)
+    return f"go on with: {shlex.join(words)}"
 
 
 def _own_lines(found: Verification) -> list[str]:

@@ -221,6 +221,16 @@ def test_a_killed_run_goes_on_by_the_stored_threshold(
 NARROW: dict[str, Any] = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margins.same": [0.99999, 1.00001]}
 
 
+def test_half_a_unit_that_is_damaged_too_is_measured_anew(folder: Path, tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    shutil.copytree(folder, out)
+    units = take_apart(out)
+    units.unit_path("activation_histograms", "none-00001").unlink()
+    units.unit_path("activation_items", "none-00001").write_bytes(b"PAR1")
+    assert run_tiny(tiny, out).computed == 1
+    assert stored(out) == stored(folder)
+
+
 def test_other_margins_and_flips_need_no_model(
     folder: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
