@@ -32,6 +32,7 @@ JSON_DEPTH = _limit("json-depth", 100, "levels", "real files have under 20, and 
 NUMBER_DIGITS = _limit("number-digits", 400, "digits", "no float has more, and Python refuses 4,300")
 CONFIG_BYTES = _limit("config-bytes", 64 << 20, "bytes", "config.json and the like have some thousand")
 TOKENIZER_BYTES = _limit("tokenizer-bytes", 1 << 30, "bytes", "the largest published tokenizer.json has 35 million")
+NORMALIZER_TEXT = _limit("normalizer-text", 10_000, "characters", "a normalizer adds or replaces a few characters")
 HEADER_BYTES = _limit("header-bytes", 100_000_000, "bytes", "safetensors itself allows no longer header")
 STUDY_BYTES = _limit("study-bytes", 16 << 20, "bytes", "a study file has some thousand")
 DATA_BYTES = _limit("data-bytes", 4 << 30, "bytes", "all rows of a data file are held in memory")

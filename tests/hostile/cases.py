@@ -142,6 +142,7 @@ ROWS: tuple[Row, ...] = (
     Row("reply", "reply.json", ("",), spoiling.spoil_reply, 200, (_SERVED, _SERVED_IDS), served=True, keeps=True),
     Row("config", "model", ("config.json",), spoiling.spoil_json, 90, (("models", "{x}"), _RUN)),
     Row("tokenizer", "model", ("tokenizer.json", "tokenizer_config.json"), spoiling.spoil_json, 60, (_RUN,)),
+    Row("tokenizer-parts", "model", ("tokenizer.json",), spoiling.spoil_tokenizer, 30, (_RUN,)),
     Row("model-text", "model", ("config.json", "tokenizer.json"), spoiling.spoil_text, 24, (("models", "{x}"), _RUN)),
     Row("generation", "model", ("generation_config.json",), spoiling.spoil_json, 16, (_ANSWERS,)),
     Row("generation-entry", "model", ("generation_config.json",), spoiling.spoil_entry, 8, (_ANSWERS,)),

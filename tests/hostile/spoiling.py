@@ -356,6 +356,25 @@ def spoil_csv(path: Path, rng: random.Random) -> None:
     path.write_bytes(b"\n".join(rows) + b"\n")
 
 
+#: Parts of a tokenizer that hang, panic, cut, pad or swallow text.
+_PARTS: tuple[dict[str, Any], ...] = (
+    {"normalizer": {"type": "Prepend", "prepend": "z" * 1_000_000}}, {"normalizer": {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": ""}},
+    {"normalizer": {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}}, {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$("}}},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": [], "special_tokens": {}}},
+    {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}}, {"decoder": None}, {"model": {"type": "Evil"}},
+    {"padding": {"strategy": {"Fixed": 100000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}},
+    {"added_tokens": [{"id": 10**6, "content": "What", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}]},
+)  # fmt: skip
+
+
+def spoil_tokenizer(path: Path, rng: random.Random) -> None:
+    """Parts of a tokenizer.json that are valid each, and make no tokenizer."""
+    content = json.loads(path.read_text())
+    for part in rng.sample(_PARTS, rng.choice((1, 1, 1, 2))):
+        content |= part
+    path.write_text(json.dumps(content))
+
+
 #: Lines of a reply's head that no server should send.
 _HEADS = (
     "Content-Length: 5", "Content-Length: 99999999", "Content-Length: -1", "Content-Length: x", "Content-Length: 10\r\nContent-Length: 20",

@@ -12,6 +12,7 @@ from tiny_models import save_model, save_tokenizer, write_gguf
 import mless
 from mless.errors import TokenizerFault
 from mless.models import locate
+from mless.models.loading import open_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +128,32 @@ def test_tokenizers_and_templates_have_fingerprints(tmp_path: Path) -> None:
     chatting = mless.load(str(folder), layers=1)
     assert chatting.tokenizer.chat_template
     assert chatting.tokenizer_fingerprint != plain.tokenizer_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            {"normalizer": {"type": "Prepend", "prepend": "z" * 1_000_000}},
+            r"its normalizer holds 1,000,000 characters; expected at most",
+        ),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "gone", "type_id": 0}}],
+                    "pair": [],
+                    "special_tokens": {},
+                }
+            },
+            "no entry found for key",
+        ),
+    ],
+    ids=["endless-prefix", "panic"],
+)
+def test_a_tokenizer_that_hangs_or_panics_is_refused(tmp_path: Path, part: dict[str, object], says: str) -> None:
+    folder = save_tokenizer(tmp_path / "odd", bos=True)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | part))
+    with pytest.raises(TokenizerFault, match=rf"no tokenizer could be read from .*{says}.*give one with --tokenizer"):
+        open_tokenizer(str(folder))

@@ -487,3 +487,10 @@ def test_an_entry_whose_checksum_is_wrong_is_refused(tmp_path: Path):
     file.write_bytes(raw)
     with pytest.raises(BadData, match=r"Bad CRC-32 for file 'header\.json'"):
         import_results([f"none={file}"], tmp_path / "out")
+
+
+def test_a_name_longer_than_any_file_name_is_refused(tmp_path: Path):
+    first, second = two(tmp_path)
+    with pytest.raises(BadStudy, match=r"condition name 'nnn.*: expected at most 200 characters .*, got 300"):
+        import_results([f"none={first}", f"{'n' * 300}={second}"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -327,6 +327,17 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert "is a folder, not a data file" in fault(str(tmp_path))
 
 
+def test_what_is_there_and_no_file_is_called_what_it_is(tmp_path: Path) -> None:
+    pipe, link, round_trip = (tmp_path / f"{name}.jsonl" for name in ("pipe", "link", "round"))
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "nowhere.jsonl")
+    round_trip.symlink_to(round_trip)
+    assert f"{str(pipe)!r} is a pipe, not a file; name a data file" in fault(str(pipe))
+    assert "is a device, not a file" in fault("/dev/null")
+    assert f"{str(link)!r} is not there" in fault(str(link))
+    assert "cannot be read (Too many levels" in fault(str(round_trip))
+
+
 ROW = '{"question": "q"}'
 
 
@@ -459,9 +470,9 @@ def test_a_parquet_file_of_too_many_rows_is_not_unpacked(tmp_path: Path) -> None
     assert "rows: expected at most 1,000,000 rows (limit data-rows" in fault(str(path))
 
 
-def test_a_pipe_is_no_data_file(tmp_path: Path) -> None:
+def test_a_link_to_a_device_is_no_data_file(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").symlink_to("/dev/zero")
-    assert "no data file" in fault(str(tmp_path / "d.jsonl"))
+    assert "is a device, not a file" in fault(str(tmp_path / "d.jsonl"))
 
 
 def test_nan_in_a_field_that_nobody_asks_for(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -324,6 +325,21 @@ def _check_settings(settings: dict[str, Any], refuse: Refuse) -> None:
         isinstance(names, list) and all(isinstance(one, str) for one in cast("list[Any]", names))
     ):
         raise refuse("holds model_input_names that are no list of names")
+
+
+def check_normalizer(tokenizer: Any) -> None:
+    """Refuse one that adds a very long text to every prompt: merging its tokens takes hours."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    left: list[Any] = [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            # The map of single characters, which is compiled and long.
+            left += [value for key, value in one.items() if key != "precompiled_charsmap"]
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and len(one) > limits.NORMALIZER_TEXT.value:
+            raise ValueError(f"its normalizer holds {len(one):,} characters; expected {limits.NORMALIZER_TEXT}")
 
 
 def check_generation_config(folder: Path, name: str) -> bool:

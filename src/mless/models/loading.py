@@ -282,8 +282,11 @@ def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            gate.check_normalizer(tokenizer)
             tokenizer("a 1")  # some faults show only then
-    except Exception as fault:  # noqa: BLE001 -- the tokenizers library raises Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as fault:  # noqa: BLE001 -- tokenizers raises Exception itself, and a panic, which is none
         raise TokenizerFault(
             f"no tokenizer could be read from {name!r} ({first_line(fault)}); give one with --tokenizer"
         ) from None

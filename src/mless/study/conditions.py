@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from mless import gates, limits
 from mless.errors import BadStudy
 from mless.registry import near
 from mless.study.spec import ConditionTable, StudySpec
@@ -35,6 +36,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str, way_out: str = "give it another name") -> None:
+    gates.check_count(len(name), f"condition name {gates.shown(name, 60)}", limits.NAME, BadStudy, least=0)
     if not is_name(name):
         raise BadStudy(
             f"condition name {name!r} becomes part of file names: letters, digits, dot, dash and underscore only; {way_out}"

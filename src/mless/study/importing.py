@@ -6,6 +6,7 @@ Read are lm-evaluation-harness's samples (the JSONL of ``--log_samples``, or wha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -128,7 +129,7 @@ def _named(results: Sequence[str | Path] | Mapping[str, Any], task: str | None) 
 
 def _split(given: str) -> tuple[str | None, str]:
     name, sign, file = given.partition("=")
-    return (name, file) if sign and is_name(name) and not Path(given).exists() else (None, given)
+    return (name, file) if sign and is_name(name) and not os.path.exists(given) else (None, given)
 
 
 def _stem(source: str) -> str:

@@ -135,6 +135,10 @@ def _find(source: str, folder: Path | None) -> tuple[str, _DataFile]:
         )
     if source and os.path.isfile(source):  # neither a known suffix nor a known name
         return PurePath(source).stem, _DataFile(Path(source))
+    if source and os.path.lexists(source):  # a pipe, a device, a link that leads nowhere
+        gates.check_file(
+            Path(source), limits.DATA_BYTES, lambda why: BadData(f"{_shown(source)} {why}; name a data file")
+        )
     raise BadData(_not_found(source, folder))
 
 
