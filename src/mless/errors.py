@@ -58,7 +58,8 @@ class NoMemory(MlessError):
 
 
 _REFUSED = re.compile(
-    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc|launch worker thread|can't start new thread",
+    re.IGNORECASE,
 )
 
 
