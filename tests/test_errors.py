@@ -15,6 +15,9 @@ from mless.errors import is_out_of_memory
         # Parquet's reader where there is no room for another thread's stack: the table is good.
         (OSError("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"), True),
         (RuntimeError("can't start new thread"), True),
+        # A library that found no room to be loaded; on a disk that forbids it the message goes on.
+        (ImportError("ft2font.so: failed to map segment from shared object"), True),
+        (ImportError("ft2font.so: failed to map segment from shared object: Operation not permitted"), False),
         (OSError("Couldn't deserialize thrift: invalid TType"), False),
     ],
 )

@@ -58,7 +58,8 @@ class NoMemory(MlessError):
 
 
 _REFUSED = re.compile(
-    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc|launch worker thread|can't start new thread",
+    r"can't allocate memory|cannot allocate memory|not enough memory|out of memory|bad_alloc|launch worker thread|can't start new thread|"
+    r"failed to map segment from shared object$",
     re.IGNORECASE,
 )
 
