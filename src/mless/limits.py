@@ -61,6 +61,9 @@ TEXT = _limit("text", 4_000_000, "characters", "about a million tokens, the long
 SAMPLES = _limit("samples", 10_000, "samples", "more say nothing new of an item")
 ANSWERS = _limit("answers", 10_000_000, "answers", "items × conditions × samples are held in memory")
 NEW_TOKENS = _limit("new-tokens", 1_000_000, "tokens", "no model takes a longer answer")
+THREADS = _limit(
+    "threads", 4_096, "threads", "no machine has more cores, and OpenMP crashes where it cannot start them"
+)
 ROWS_AT_ONCE = _limit("rows-at-once", 65_536, "rows", "they share one device's memory")
 CONNECTIONS = _limit("connections", 1_024, "connections", "each is an open socket")
 SECONDS = _limit("timeout", 86_400, "seconds", "a day")

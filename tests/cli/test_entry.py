@@ -69,3 +69,12 @@ def test_memory_that_is_refused_is_no_defect(command: Command, monkeypatch: pyte
         "--set batch_size=1",
         "what is stored stays",
     )
+
+
+@pytest.mark.parametrize("asked", ["99999999", "1" * 5000, "4,99999"])
+def test_more_threads_than_any_machine_has(command: Command, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """OpenMP would end the process without a word."""
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    refused(command("studies"), "OMP_NUM_THREADS is '", "expected at most 4,096 threads", "or unset it")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,3")
+    assert command("studies").code == 0

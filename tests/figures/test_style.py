@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,26 @@ def test_a_long_text_is_measured_by_its_signs(text: str, monkeypatch: pytest.Mon
     assert style.text_width(title.partition("\n")[0], style.SMALL) <= 2.5
 
 
-def test_a_broken_matplotlibrc_is_named(tmp_path: Path) -> None:
-    (tmp_path / "matplotlibrc").write_bytes(b"figure.dpi: \xff\xfe\n")
+@pytest.mark.parametrize(
+    ("file", "environment", "cause"),
+    [
+        (b"figure.dpi: \xff\xfe\n", {}, "codec can't decode"),
+        (b"", {"MPLBACKEND": "nothing"}, "'nothing' is not a valid value"),
+    ],
+)
+def test_broken_settings_of_matplotlib_are_named(
+    tmp_path: Path, file: bytes, environment: dict[str, str], cause: str
+) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(file)
     code = "from mless.errors import BadStudy\ntry:\n    import mless.figures.style\nexcept BadStudy as fault:\n    print(fault)\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "matplotlib cannot read its settings file, a matplotlibrc" in done.stdout, done.stderr
-    assert "mend or remove it" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert "matplotlib cannot read its settings (" in done.stdout, done.stderr
+    assert cause in done.stdout
+    assert "mend or remove them: $MPLBACKEND, or a matplotlibrc" in done.stdout

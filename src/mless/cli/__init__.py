@@ -29,6 +29,7 @@ from mless.cli.printing import plain
 from mless.cli.streams import CLOSED_PIPE, OutputClosed, guarded
 from mless.errors import BadStudy, MlessError, is_out_of_memory
 from mless.gates import not_text, shown
+from mless.limits import THREADS
 
 _EPILOG = (
     "Layers and heads are numbered from 1. Exit codes: 0 done; 1 a defect of mless (please report it); 2 bad input (the message says "
@@ -95,6 +96,7 @@ def _exit_code() -> int:
     """Run the command; what it wrote has been written when this ends."""
     try:
         _check_words(sys.argv[1:])
+        _check_threads()
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         # typer catches Ctrl-C itself and returns its exit code as the command's result.
         if code == _INTERRUPTED:
@@ -140,6 +142,17 @@ def _check_words(words: list[str]) -> None:
             raise BadStudy(
                 f"{shown(word)} holds bytes that are no UTF-8 text; rename the file or folder, or mend the word"
             )
+
+
+def _check_threads() -> None:
+    """Refuse a number of threads at which OpenMP ends the process without a word. What is no number it ignores by itself."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        asked = os.environ.get(name, "")
+        for number in asked.split(","):
+            if number.strip().isdecimal() and (len(number) > 9 or int(number) > THREADS.value):
+                raise BadStudy(
+                    f"{name} is {shown(asked)}; expected {THREADS}: set it to the number of cores, or unset it"
+                )
 
 
 def _failed(message: str, code: int, fault: Exception | None = None) -> int:

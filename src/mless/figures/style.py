@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from mless.errors import BadStudy
+from mless.errors import BadStudy, first_line
 
 try:
     import matplotlib as mpl
-except UnicodeDecodeError as fault:
+except ValueError as fault:  # bytes that are no text among them
     raise BadStudy(
-        f"matplotlib cannot read its settings file, a matplotlibrc ({fault}); mend or remove it: it lies in the working directory, in "
+        f"matplotlib cannot read its settings ({first_line(fault)}); mend or remove them: $MPLBACKEND, or a matplotlibrc in the working directory, in "
         "$MATPLOTLIBRC or in ~/.config/matplotlib"
     ) from None
 from matplotlib import font_manager, ft2font
