@@ -84,7 +84,7 @@ def test_a_template_that_refuses_one_item_is_named_with_it() -> None:
 def test_a_process_that_died_is_started_again() -> None:
     tokenizer, talk = byte_level("{{ messages[0].content }}"), [{"role": "user", "content": "x"}]
     assert templates.render(tokenizer, talk) == "x"
-    process = templates._ASKED._process
+    process = templates._ASKED._asked.process
     assert process is not None
     process._process.kill()
     process._process.wait()

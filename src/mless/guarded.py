@@ -1,6 +1,7 @@
 """A separate Python process that answers questions as JSON lines, within limits on time and memory. It shares nothing with this one.
 
-What it runs is a module of mless with a function `prepare`, which returns the function that answers one question.
+What it runs is a module of mless with a function `prepare`, which returns the function that answers one question. `Replaced` is such a
+process that is started again after a fault; `ask_all` shares many questions out among several.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from mless.errors import MlessError
 
 _START_SECONDS = 120.0
+#: Faults after which a process is not to be used again.
+_ENDING = ("time", "memory", "crash")
+#: Questions that are sent together, at most, and their bytes: a pipe holds 64 KB, and a process that is busy does not empty it.
+_BATCH = 32
+_BATCH_BYTES = 1 << 14
 #: The variables that the process inherits: where libraries lie, and how text and times are written. No key is among them.
 _INHERITED = (
     "LANG",
@@ -81,13 +87,25 @@ class Guarded:
 
     def ask(self, *question: object) -> dict[str, Any]:
         """The answer; `fault` in it is ``time``, ``memory`` or ``crash`` where there is none. After these `end` it."""
+        return next(self.ask_in_turn([_line(question)]))
+
+    def ask_in_turn(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+        """The answers to questions that are sent together, in order, each within the limit. The first fault that `ask` names is the last answer.
+
+        Together the lines must fit into a pipe, which is read between two answers only.
+        """
         try:
-            self._stream("stdin").write(json.dumps(question).encode() + b"\n")
+            self._stream("stdin").write(b"".join(lines))
             self._stream("stdin").flush()
         except OSError:
-            return {"fault": "crash"}
-        reply = self._reply(self._limit)
-        return {"fault": "time"} if reply is None else reply or {"fault": "crash"}
+            yield {"fault": "crash"}
+            return
+        for _ in lines:
+            reply = self._reply(self._limit)
+            reply = {"fault": "time"} if reply is None else reply or {"fault": "crash"}
+            yield reply
+            if reply.get("fault") in _ENDING:
+                return
 
     def _reply(self, seconds: float) -> dict[str, Any] | None:
         try:
@@ -96,13 +114,144 @@ class Guarded:
             return None
         return json.loads(line) if line else {}
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        """Whoever waits for an answer gets a fault, and has to `end` it."""
         self._process.kill()
+
+    def end(self) -> None:
+        self.kill()
         self._process.wait()
         self._reader.join()
         for name in ("stdin", "stdout"):
             with contextlib.suppress(OSError):  # unsent bytes of a question to a dead process
                 self._stream(name).close()
+
+
+class Replaced:
+    """A guarded process that starts when it is first asked, and again after a fault. For one thread at a time."""
+
+    def __init__(self, start: Callable[[], Guarded]) -> None:
+        self._start = start
+        self.process: Guarded | None = None
+        self._stopped = False
+
+    def ask(self, *question: object) -> dict[str, Any]:
+        return next(self.ask_in_turn([_line(question)]))
+
+    def ask_in_turn(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+        """The answer to every question, in order. A fault is the answer to its own question only."""
+        done, again = 0, False
+        while done < len(lines) and not self._stopped:
+            if self.process is None:
+                self.process = self._start()
+                if self._stopped:
+                    return
+            for reply in self.process.ask_in_turn(lines[done:]):
+                fault = reply.get("fault")
+                if fault in _ENDING:
+                    self.end()
+                # It may have died from an earlier question or from outside; only a fresh process's death is due to this one.
+                again = fault in ("memory", "crash") and not again
+                if again:
+                    break
+                done += 1
+                yield reply
+
+    def stop(self) -> None:
+        """From another thread: no more answers. Whoever asks has to `end` it."""
+        self._stopped = True
+        if process := self.process:
+            process.kill()
+
+    def end(self) -> None:
+        """The next question would start another."""
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+
+def ask_all(
+    start: Callable[[], Guarded],
+    questions: Sequence[Sequence[object]],
+    processes: int,
+    take: Callable[[int, dict[str, Any]], None],
+) -> None:
+    """Shares the questions out among so many processes. `take` gets each one's place and answer, as they come, in this thread."""
+    answers: queue.SimpleQueue[tuple[int, list[dict[str, Any]]] | BaseException] = queue.SimpleQueue()
+    batches = _Batches(questions, processes)
+    workers = [Replaced(start) for _ in range(processes)]
+
+    def work(worker: Replaced) -> None:
+        try:
+            for first, lines in iter(batches.next, None):
+                answers.put((first, list(worker.ask_in_turn(lines))))
+        except BaseException as fault:  # noqa: BLE001  the thread that waits for answers must hear of it
+            answers.put(fault)
+        finally:
+            worker.end()
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        left = len(questions)
+        while left:
+            batch = answers.get()
+            if isinstance(batch, BaseException):
+                raise batch
+            left -= len(batch[1])
+            for place, answer in enumerate(batch[1], batch[0]):
+                take(place, answer)
+    finally:
+        batches.stop()
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join()
+
+
+class _Batches:
+    """Hands out questions that are sent together, as lines: many at first, so that no process waits, and one by one towards the end."""
+
+    def __init__(self, questions: Sequence[Sequence[object]], processes: int) -> None:
+        self._questions = questions
+        self._processes = processes
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> tuple[int, list[bytes]] | None:
+        """The first one's place, and the lines; None at the end."""
+        with self._lock:
+            first, lines, size = self._next, list[bytes](), 0
+            left = len(self._questions) - first
+            for question in self._questions[first : first + max(1, min(_BATCH, left // (4 * self._processes)))]:
+                line = _line(question)
+                size += len(line)
+                if lines and size > _BATCH_BYTES:
+                    break
+                lines.append(line)
+            self._next += len(lines)
+            return (first, lines) if lines else None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._next = len(self._questions)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by its container's share of time."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        cores = os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split())
+        cores = min(cores, -(-quota // period))
+    return max(1, cores)
+
+
+def _line(question: Sequence[object]) -> bytes:
+    return json.dumps(question).encode() + b"\n"
 
 
 def _import_path() -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mless.errors import BadPrompt, MlessError, first_line
-from mless.guarded import Guarded
+from mless.guarded import Guarded, Replaced
 from mless.limits import TEMPLATE_MEMORY, TEMPLATE_SECONDS, TEMPLATE_TEXT
 
 _WAY_OUT = "use --prompt raw, or --tokenizer DIR with another template"
@@ -55,44 +55,32 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return {name: list(map(str, one)) if isinstance(one, list | tuple) else str(one) for name, one in given.items()}
 
 
+def _started() -> Guarded:
+    return Guarded(__name__, float(TEMPLATE_SECONDS.value), TEMPLATE_MEMORY.value, _failed)
+
+
 class _Asked:
-    """The guarded process. It starts when the first template is rendered, and again after it was ended."""
+    """The guarded process, for every thread, and another one after a fork: a forked process has pipes that are another's."""
 
     def __init__(self) -> None:
-        self._process: Guarded | None = None
-        self._owner = 0
         self._lock = threading.Lock()
+        self._asked = Replaced(_started)
+        self._owner = os.getpid()
 
     def ask(self, *question: object) -> dict[str, Any]:
         with self._lock:
-            reply: dict[str, Any] = {}
-            # It may have died from outside; only a fresh process's death is due to this template.
-            for _ in range(2):
-                if self._process is None or self._owner != os.getpid():  # a forked process has pipes that are another's
-                    self._process, self._owner = _started(), os.getpid()
-                reply = self._process.ask(*question)
-                if reply.get("fault") in ("time", "memory", "crash"):
-                    self._end()
-                if reply.get("fault") != "crash":
-                    break
-            return reply
+            if self._owner != os.getpid():
+                self._asked, self._owner = Replaced(_started), os.getpid()
+            return self._asked.ask(*question)
 
     def end(self) -> None:
         with self._lock:
-            self._end()
-
-    def _end(self) -> None:
-        if self._process is not None and self._owner == os.getpid():
-            self._process.end()
-        self._process = None
+            if self._owner == os.getpid():
+                self._asked.end()
 
 
 _ASKED = _Asked()
 atexit.register(_ASKED.end)
-
-
-def _started() -> Guarded:
-    return Guarded(__name__, float(TEMPLATE_SECONDS.value), TEMPLATE_MEMORY.value, _failed)
 
 
 def _failed(cause: str) -> MlessError:

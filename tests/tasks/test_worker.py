@@ -91,8 +91,8 @@ def test_the_worker_inherits_no_key_and_no_place(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, "sk-secret-secret")
     with Grader() as grader:
         assert grader.grade("51+x", "x+51").correct
-        assert grader._worker is not None
-        process = Path(f"/proc/{grader._worker._process.pid}")
+        assert grader._worker.process is not None
+        process = Path(f"/proc/{grader._worker.process._process.pid}")
         environment = (process / "environ").read_bytes()
         assert b"sk-secret" not in environment
         assert b"PYTHONHASHSEED=0" in environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -33,29 +34,31 @@ def judged(
     """Every reply with the answer found in it, whether it is right, and why it was judged so."""
     maker, by_tests = tasks.GRADERS.get(settings.grader), settings.runs_code
     rules: Sequence[tasks.Rule] = settings.rules or getattr(maker, "rules", None) or _rules_of(task)
-    by_id = {item.id: item for item in items}
+    clusters = {item.id: item.cluster for item in items}
     references = {item.id: (item.answer or "") if by_tests else reference_of(item) for item in items}
-    rows = replies.to_pylist()
-    found = [tasks.extract(row["text"], rules) for row in rows]
+    asked: list[str] = replies.column("item").to_pylist()
+    # One text at a time: all of them as Python's strings would be held beside the table.
+    found = [tasks.extract(text.as_py(), rules) for text in replies.column("text")]
 
     def step(done: int, total: int) -> None:
-        if progress is not None:
+        # Drawing a bar takes as long as a plain answer's judgement.
+        if progress is not None and (done == total or done % max(1, total // 1_000) == 0):
             progress.step("judging", done, total)
 
     with maker() as grader:
-        pairs = [(one, references[row["item"]]) for one, row in zip(found, rows, strict=True)]
-        grades = grader.grade_many(pairs, step)
-    for row, one, grade in zip(rows, found, grades, strict=True):
-        row |= {
-            "extracted": one.text,
-            "correct": grade.correct,
-            "why": grade.why,
-            "how": one.how,
-            "disagree": grade.disagree,
-            "stated": one.stated,
-        }
-        row |= {"reference": references[row["item"]], "cluster": by_id[row["item"]].cluster}
-    return pa.Table.from_pylist(rows, schema=ANSWERS)
+        grades = grader.grade_many([(one, references[item]) for one, item in zip(found, asked, strict=True)], step)
+    made: dict[str, list[Any]] = {
+        "extracted": [one.text for one in found],
+        "correct": [grade.correct for grade in grades],
+        "why": [grade.why for grade in grades],
+        "how": [one.how for one in found],
+        "disagree": [grade.disagree for grade in grades],
+        "stated": [one.stated for one in found],
+        "reference": [references[item] for item in asked],
+        "cluster": [clusters[item] for item in asked],
+    }
+    columns = [pa.array(made[one.name], one.type) if one.name in made else replies.column(one.name) for one in ANSWERS]
+    return pa.table(columns, schema=ANSWERS).combine_chunks()
 
 
 def _rules_of(task: str) -> tuple[tasks.Rule, ...]:

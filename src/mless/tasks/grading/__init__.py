@@ -1,7 +1,7 @@
 """Whether an extracted answer equals the reference, and why it was judged so.
 
 Two rules look at every pair. The string rule compares normalised text, and plain numbers as exact fractions. The symbolic rule (math-verify
-on latex2sympy) compares values, in a worker process with a limit on time and memory: ``9^{9^{9^9}}`` ends the worker, not the run. An answer
+on latex2sympy) compares values, in worker processes with a limit on time and memory: ``9^{9^{9^9}}`` ends its worker, not the run. An answer
 is correct where either rule says so and nothing speaks against it (another unit, a tuple for a set). No rule accepts a part of a text.
 
 Conventions:
@@ -24,7 +24,8 @@ Other graders may be added to the table in `kinds`.
 """
 
 from mless.tasks.grading.base import AnswerGrader, Grade
-from mless.tasks.grading.grader import MAX_SYMBOLIC, NOTES, Grader
+from mless.tasks.grading.comparing import MAX_SYMBOLIC, NOTES
+from mless.tasks.grading.grader import Grader
 from mless.tasks.grading.kinds import CODE_GRADER, DEFAULT_GRADER, GRADERS
 from mless.tasks.grading.reading import vote_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar
@@ -41,7 +41,7 @@ class AnswerGrader(ABC):
     def grade_many(
         self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
     ) -> list[Grade]:
-        """One grade per (answer, reference), in order; `progress` is called with (done, all) after each."""
+        """One grade per (answer, reference), in order; `progress` is called with (done, all). A grader may judge equal pairs once."""
         grades: list[Grade] = []
         for extracted, reference in pairs:
             grades.append(self.grade(extracted, reference))
@@ -59,3 +59,13 @@ class AnswerGrader(ABC):
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def distinct_pairs(pairs: Iterable[tuple[Extracted | str | None, str]]) -> list[tuple[str, str]]:
+    """Each pair of texts once, in the order of their first appearance."""
+    return list(dict.fromkeys((text_of(extracted), reference) for extracted, reference in pairs))
+
+
+def text_of(extracted: Extracted | str | None) -> str:
+    """The answer's text, empty where there is no answer."""
+    return (extracted.text if isinstance(extracted, Extracted) else extracted) or ""

@@ -7,7 +7,6 @@ function's name). An answer is the whole function or a completion of the prompt;
 from __future__ import annotations
 
 import json
-import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from mless.errors import BadData
+from mless.guarded import usable_cores
 from mless.tasks.extracting import Extracted
-from mless.tasks.grading.base import AnswerGrader, Grade
+from mless.tasks.grading.base import AnswerGrader, Grade, distinct_pairs, text_of
 from mless.tasks.grading.sandbox import Limits, require_sandbox, run_tests
 
 #: A problem's fields, in this order.
@@ -105,9 +105,9 @@ class PythonTests(AnswerGrader):
         require_sandbox()
 
     def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
-        answer = _text(extracted)
+        answer = text_of(extracted)
         problem = Problem.read(reference)
-        if answer is None or not answer.strip():
+        if not answer.strip():
             return Grade(False, "no answer")
         key = answer, reference
         if key not in self._known:
@@ -118,9 +118,8 @@ class PythonTests(AnswerGrader):
     def grade_many(
         self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
     ) -> list[Grade]:
-        distinct = list(dict.fromkeys((_text(extracted), reference) for extracted, reference in pairs))
-        with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
-            runs = [pool.submit(self.grade, answer, reference) for answer, reference in distinct]
+        with ThreadPoolExecutor(min(_MOST_AT_ONCE, usable_cores())) as pool:
+            runs = [pool.submit(self.grade, answer, reference) for answer, reference in distinct_pairs(pairs)]
             try:
                 for done, run in enumerate(as_completed(runs), 1):
                     run.result()
@@ -130,7 +129,3 @@ class PythonTests(AnswerGrader):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [self.grade(extracted, reference) for extracted, reference in pairs]
-
-
-def _text(extracted: Extracted | str | None) -> str | None:
-    return extracted.text if isinstance(extracted, Extracted) else extracted

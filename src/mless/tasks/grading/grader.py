@@ -1,97 +1,63 @@
-"""The judgement of a pair: by text, then by numbers, then by symbolic value."""
+"""The grader of mathematical answers: pairs are judged in guarded worker processes, each distinct pair once."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import cast
+from typing import Any
 
 from mless.errors import BadData, BadStudy
+from mless.guarded import Guarded, Replaced, ask_all, usable_cores
 from mless.tasks.extracting import Extracted
-from mless.tasks.grading.base import AnswerGrader, Grade
-from mless.tasks.grading.parts import aligned, shape, shapes_differ, value_side
-from mless.tasks.grading.reading import MAX_NUMBER, Reading, approximates, bare, read, words_of
-from mless.tasks.grading.worker import Fault, Worker
+from mless.tasks.grading.base import AnswerGrader, Grade, distinct_pairs, text_of
+from mless.tasks.grading.comparing import judge
+from mless.tasks.grading.worker import started
 
-#: Longer texts are compared as text only: no reference is so long, and parsing time grows faster than length.
-MAX_SYMBOLIC = 2_000
-
-#: Notes in `Grade.why` that say why the symbolic rule has no verdict; count by them.
-NOTES = {
-    "off": "symbolic grading is off: compared as text",
-    "words": "words: compared as text",
-    "long": "too long for symbolic grading: compared as text",
-    "time": "symbolic grading ran out of time: compared as text",
-    "memory": "symbolic grading ran out of memory: compared as text",
-    "crash": "symbolic grading crashed: compared as text",
-    "reference": "reference not parsed: compared as text",
-    "answer": "answer not parsed: compared as text",
-}
+#: Workers at once, at most: each takes about 100 MB.
+_MOST_WORKERS = 32
+#: Pairs that are worth another worker: judging them takes about as long as its start.
+PAIRS_PER_WORKER = 200
+#: So many pairs of plain numbers take as long as one that may need the symbolic rule.
+_PLAIN_PER_PAIR = 40
+_PLAIN = re.compile(r"\s*[-+]?[\d.,]{1,40}\s*", re.ASCII)
+#: Grades that are kept for later calls, at most, and the characters of a pair that is.
+_MOST_KNOWN = 200_000
+_KNOWN_LENGTH = 10_000
+_NO_ANSWER = Grade(False, "no answer", None, None, False)
 
 
-# --- comparing ---
-
-_OPTION = re.compile(r"\(?([A-J])[.):]\s+\S")
-_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
-
-
-def _same_number(answer: Reading, reference: Reading) -> bool:
-    a, r = answer.number, reference.number
-    if a is None or r is None:
-        return False
-    if answer.percent == reference.percent:
-        return a == r
-    # "What percent …" is answered 50, 50% or 0.5.
-    return a == r or (a / 100 == r if answer.percent else a == r / 100)
-
-
-def _same_with_decimal_comma(answer: Reading, reference: Reading) -> bool:
-    """1000,99 beside 1000.99. What may be a thousands separator (1,234) is one."""
-    for one, other in ((answer, reference), (reference, answer)):
-        match = _DECIMAL_COMMA.fullmatch(bare(one.source)) if len(one.source) <= MAX_NUMBER else None
-        if match and other.number is not None and other.digits and one.percent == other.percent:
-            thousands = len(match[2]) == 3 and 1 <= len(match[1].lstrip("+-")) <= 3 and match[1].lstrip("+-")[0] != "0"
-            if not thousands and Fraction(f"{match[1]}.{match[2]}") == other.number:
-                return True
-    return False
-
-
-def _option(answer: str, reference: Reading) -> str:
-    """The letter of "C. x = 42" where the other side is a letter alone."""
-    match = _OPTION.match(bare(answer)) if len(reference.text) == 1 and "A" <= reference.text <= "J" else None
-    return match[1] if match else ""
-
-
-def _units_differ(answer: Reading, reference: Reading) -> bool:
-    return (
-        bool(answer.unit and reference.unit)
-        and answer.unit != reference.unit
-        and "unit" not in (answer.unit, reference.unit)
-    )
+class _Unsettled(Exception):
+    """Text and numbers do not say: the pair needs the symbolic rule."""
 
 
 @dataclass(slots=True)
 class Grader(AnswerGrader):
-    """Grades answers; its worker starts when the first pair needs it, and again after it was killed.
+    """Grades answers in workers, which start when a pair needs one, and again after they were killed.
 
-    ``limit`` is in seconds per pair, ``memory`` in bytes (where the system can limit it). Verdicts do not depend on the order of pairs;
-    only whether a pair runs out of time depends on the machine, and ``why`` tells.
+    ``limit`` is in seconds per pair, ``memory`` in bytes per worker (where the system can limit it). ``workers`` is the most of them that
+    `grade_many` starts; None is one for each core that may be used. It starts fewer for few pairs. Verdicts depend neither on the order of
+    pairs nor on the number of workers; only whether a pair runs out of time depends on the machine, and ``why`` tells.
     """
 
     limit: int | float = 5.0
     memory: int = 2 * 1024**3
     symbolic: bool = True
-    _worker: Worker | None = field(default=None, init=False, repr=False)
-    _known: dict[tuple[str, str], bool | Fault] = field(
-        default_factory=dict[tuple[str, str], "bool | Fault"], init=False, repr=False
-    )
+    workers: int | None = None
+    _worker: Replaced = field(init=False, repr=False)
+    _known: dict[tuple[str, str], Grade] = field(default_factory=dict[tuple[str, str], Grade], init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.limit < 3600:
             raise BadStudy(f"grading: the limit per pair must be between 0 and 3600 seconds, got {self.limit}")
+        if self.workers is not None and self.workers < 1:
+            raise BadStudy(f"grading: the number of workers must be 1 or more, got {self.workers}")
+        self._worker = Replaced(self._start)
+
+    def _start(self) -> Guarded:
+        return started(float(self.limit), self.memory)
 
     def __enter__(self) -> Grader:
         return self
@@ -99,96 +65,63 @@ class Grader(AnswerGrader):
     def close(self) -> None:
         """Ends the worker. The next pair would start another."""
         with self._lock:
-            if self._worker is not None:
-                self._worker.end()
-                self._worker = None
+            self._worker.end()
 
     def grade(self, extracted: Extracted | str | None, reference: str) -> Grade:
         """Judges one answer against its reference."""
+        pair = text_of(extracted), reference
+        if known := self._known_or_empty(pair):
+            return known
+        try:
+            return judge(*pair, _unsettled if self.symbolic else None)
+        except _Unsettled:
+            with self._lock:
+                return self._known.get(pair) or self._grade_of(pair, self._worker.ask(*pair))
+
+    def grade_many(
+        self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
+    ) -> list[Grade]:
+        """One grade per pair, in order. Each distinct pair is judged once, in several workers where there are many; `progress` counts those."""
+        distinct = distinct_pairs(pairs)
+        grades = {pair: known for pair in distinct if (known := self._known_or_empty(pair))}
+        to_judge = [pair for pair in distinct if pair not in grades]
+
+        def keep(pair: tuple[str, str], grade: Grade) -> None:
+            grades[pair] = grade
+            if progress is not None:
+                progress(len(grades), len(distinct))
+
+        if workers := self._workers_for(to_judge):
+            ask_all(
+                self._start, to_judge, workers, lambda n, reply: keep(to_judge[n], self._grade_of(to_judge[n], reply))
+            )
+        else:
+            for pair in to_judge:
+                keep(pair, self.grade(*pair))
+        return [grades[text_of(extracted), reference] for extracted, reference in pairs]
+
+    def _workers_for(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """How many workers to share them out among; 0 where this process is as quick, with one worker for what it cannot settle."""
+        plain = sum(all(_PLAIN.fullmatch(side) for side in pair) for pair in pairs)
+        work = len(pairs) - plain + plain // _PLAIN_PER_PAIR
+        if work <= PAIRS_PER_WORKER or not self.symbolic:
+            return 0
+        return min(self.workers or min(usable_cores(), _MOST_WORKERS), -(-work // PAIRS_PER_WORKER))
+
+    def _known_or_empty(self, pair: tuple[str, str]) -> Grade | None:
+        """The grade of a pair that needs no judging."""
+        answer, reference = pair
         if not reference.strip():
             raise BadData("grading: the reference answer is empty; remove the item, or say --answer-field NAME")
-        answer = extracted.text if isinstance(extracted, Extracted) else extracted
-        if answer is None or not answer.strip():
-            return Grade(False, "no answer", None, None, False)
-        a, r = read(answer), read(reference)
-        # 100,200,300 is a number, unless the reference is a list of three.
-        if a.merged != r.merged and "list" in (shape(a.text)[0], shape(r.text)[0]):
-            a, r = read(answer, thousands=False), read(reference, thousands=False)
-        if not a.text and not r.text:  # nothing but layout: a full stop is no comma
-            same = bare(answer) == bare(reference)
-            return Grade(same, "same text" if same else "other text", None, same, False)
-        if a.text == r.text and a.percent == r.percent and not _units_differ(a, r):
-            return Grade(True, "same text", None, True, False)
-        if letter := _option(answer, r) or _option(reference, a):
-            same = letter in (a.text, r.text)
-            return Grade(same, "same letter" if same else "other letter", None, same, False)
-        value, wanted = value_side(a, r), value_side(r, a)
-        # Of "total = 100" only the value is compared, so that its word does not count.
-        one, two = value or a, wanted or r
-        if one.words is not None or two.words is not None:
-            same = words_of(one.source) == words_of(two.source)
-            return Grade(same, f"{'same' if same else 'other'} text; {NOTES['words']}", None, same, False)
-        if a.based or r.based:
-            same = a.based == r.based
-            return Grade(same, "same digits in the same base" if same else "other digits or base", None, same, False)
-        if _units_differ(a, r):
-            return Grade(False, f"other unit: {_short(a.unit)}, not {_short(r.unit)}", None, False, False)
-        if value is None or wanted is None:
-            return Grade(False, "an equation against a value", None, False, False)
-        if _units_differ(value, wanted):
-            return Grade(False, f"other unit: {_short(value.unit)}, not {_short(wanted.unit)}", None, False, False)
-        return self._compare(value, wanted)
+        return self._known.get(pair) if answer.strip() else _NO_ANSWER
 
-    def _compare(self, a: Reading, r: Reading) -> Grade:
-        if a.number is not None and r.number is not None:
-            if _same_number(a, r):
-                return Grade(True, "same number", True, True, False)
-            if not r.digits and r.number.denominator > 1 and a.percent == r.percent and approximates(a, r.number):
-                return Grade(True, f"same number to {a.digits} digits", True, False, True)
-            return Grade(False, "other number", False, False, False)
-        if _same_with_decimal_comma(a, r):
-            return Grade(True, "same number, with a decimal comma", True, True, False)
-        a, r, repeats = aligned(a, r)
-        repeated = "; what it repeats counts once" if repeats else ""
-        if a.text and a.text == r.text and a.percent == r.percent:
-            return Grade(True, f"same text{repeated}", None, True, False)
-        if shapes_differ(a.text, r.text):
-            return Grade(False, "another kind or number of elements", None, False, False)
-        verdict = self._ask(a, r)
-        if isinstance(verdict, bool):
-            return Grade(verdict, f"same value{repeated}" if verdict else "other value", verdict, False, verdict)
-        return Grade(False, f"other text; {NOTES[verdict]}", None, False, False)
-
-    def _ask(self, a: Reading, r: Reading) -> bool | Fault:
-        """The symbolic verdict, or why there is none."""
-        if not self.symbolic:
-            return "off"
-        if max(len(a.text), len(r.text)) > MAX_SYMBOLIC:
-            return "long"
-        one_percent = a.percent != r.percent
-        pair = tuple(side.text + (r"\%" if one_percent and side.percent else "") for side in (a, r))
-        answer, reference = cast("tuple[str, str]", pair)
-        for text, fault in ((reference, "reference"), (answer, "answer")):
-            if re.search(r"(?<![_^\d])\d+ \d", text):  # latex2sympy would multiply them
-                return cast("Fault", fault)
-        with self._lock:
-            if (answer, reference) in self._known:
-                return self._known[answer, reference]
-            verdict: bool | Fault = "crash"
-            # A worker may die from an earlier pair or from outside; only a fresh worker's death is due to this pair.
-            for _ in range(2):
-                if self._worker is None:
-                    self._worker = Worker(float(self.limit), self.memory)
-                verdict = self._worker.equal(answer, reference)
-                if verdict in ("time", "memory", "crash"):
-                    self._worker.end()
-                    self._worker = None
-                if verdict not in ("memory", "crash"):
-                    break
-            if len(self._known) < 200_000:
-                self._known[answer, reference] = verdict
-            return verdict
+    def _grade_of(self, pair: tuple[str, str], reply: dict[str, Any]) -> Grade:
+        """What a worker said of a pair. Where the worker had to be ended, the pair is judged without the symbolic rule, and why is said."""
+        grade = Grade(*reply["grade"]) if "grade" in reply else judge(*pair, lambda *_: reply["fault"])
+        if len(self._known) < _MOST_KNOWN and sum(map(len, pair)) <= _KNOWN_LENGTH:
+            self._known[pair] = grade
+        return grade
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"
+def _unsettled(answer: str, reference: str) -> bool:
+    raise _Unsettled

@@ -1,28 +1,22 @@
-"""The worker: a guarded process in which math-verify compares two formulas."""
+"""The worker: a guarded process that judges pairs, and in which math-verify compares two formulas."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import astuple
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from mless.errors import MlessError
 from mless.guarded import Guarded
+from mless.tasks.grading.comparing import Fault, judge
 from mless.tasks.grading.reading import Reading, approximates, read
 
-Fault = Literal["words", "long", "time", "memory", "crash", "reference", "answer", "off"]
 
-
-class Worker(Guarded):
-    """The parent's end."""
-
-    def __init__(self, limit: float, memory: int) -> None:
-        super().__init__(__name__, limit, memory, _failed)
-
-    def equal(self, answer: str, reference: str) -> bool | Fault:
-        reply = self.ask(answer, reference)
-        return reply["equal"] if "equal" in reply else reply["fault"]
+def started(limit: float, memory: int) -> Guarded:
+    """The parent's end. It is asked (answer, reference) and answers with the fields of a `Grade`, or a fault."""
+    return Guarded(__name__, limit, memory, _failed)
 
 
 def _failed(cause: str) -> MlessError:
@@ -32,15 +26,27 @@ def _failed(cause: str) -> MlessError:
     )
 
 
+class _Crashed(Exception):
+    """The symbolic rule gave up, and this process is not to be used again."""
+
+
 def prepare() -> Callable[[str, str], dict[str, Any]]:
     """The worker's end."""
     import sympy.core.random as chance
     from math_verify.grader import verify
 
+    def symbolic(given: str, reference: str) -> bool | Fault:
+        verdict = _symbolic(verify, given, reference)
+        if verdict == "crash":
+            raise _Crashed
+        return verdict
+
     def answer(given: str, reference: str) -> dict[str, Any]:
         chance.seed(0)
-        verdict = _symbolic(verify, given, reference)
-        return {"equal": verdict} if isinstance(verdict, bool) else {"fault": verdict}
+        try:
+            return {"grade": astuple(judge(given, reference, symbolic))}
+        except _Crashed:  # what earlier pairs left behind may have a part in it: the parent asks a fresh process
+            return {"fault": "crash"}
 
     answer("x+1", "1+x")  # the parser builds its tables on first use; that time must not count for a pair
     return answer
