@@ -15,7 +15,7 @@ from mless.tasks.grading.base import AnswerGrader, Grade, distinct_pairs, text_o
 from mless.tasks.grading.comparing import judge
 from mless.tasks.grading.worker import started
 
-#: Workers at once, at most: each takes about 100 MB.
+#: Workers at once, at most: each takes about 150 MB.
 _MOST_WORKERS = 32
 #: Pairs that are worth another worker: judging them takes about as long as its start.
 PAIRS_PER_WORKER = 200
