@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guarded_worker import DIES, EATS, HANGS
+from guarded_worker import DIES, EATS, HANGS, WAITS, kill_waiting
 from mless.errors import MlessError
 from mless.guarded import Guarded, Replaced, ask_all, usable_cores
 
@@ -19,13 +21,17 @@ LIMIT = 4.0
 class Starts:
     """Starts real processes, and keeps them to look at."""
 
-    def __init__(self, module: str = "guarded_worker") -> None:
-        self.module = module
+    def __init__(self, *modules: str, limit: float = LIMIT) -> None:
+        self.modules = modules  # of the first ones; those after them answer
+        self.limit = limit
         self.made: list[Guarded] = []
+        self._lock = threading.Lock()
 
     def __call__(self) -> Guarded:
-        self.made.append(Guarded(self.module, LIMIT, 2 << 30, MlessError))
-        return self.made[-1]
+        with self._lock:
+            module = dict(enumerate(self.modules)).get(len(self.made), "guarded_worker")
+            self.made.append(Guarded(module, self.limit, 2 << 30, MlessError))
+            return self.made[-1]
 
     @property
     def alive(self) -> int:
@@ -79,18 +85,53 @@ def test_faults_are_the_answers_to_their_own_questions_only(starts: Starts) -> N
     assert len(starts.made) >= 2 + 1 + 2 + 2
 
 
-def test_a_process_that_is_killed_from_outside_is_replaced_and_costs_nothing(starts: Starts) -> None:
-    found: dict[int, str] = {}
+def test_a_process_that_is_killed_from_outside_is_replaced_and_costs_nothing(tmp_path: Path) -> None:
+    starts, found, sign = Starts(limit=300.0), dict[int, str](), tmp_path / "waits"
 
     def take(place: int, answer: dict[str, Any]) -> None:
         if not found:
-            starts.made[0]._process.kill()
+            kill_waiting(sign)
         found[place] = said([answer])[0]
 
-    ask_all(starts, sums(120), 2, take)
-    assert set(found) == set(range(120))
+    ask_all(starts, [(WAITS, str(sign)), *sums(120)], 2, take)
+    assert found.pop(0).startswith("other text")
+    assert set(found) == set(range(1, 121))
     assert set(found.values()) == {"same value"}
     assert len(starts.made) == 3
+
+
+def test_a_question_that_was_interrupted_does_not_answer_the_next_one() -> None:
+    """As by a caller's own timeout: what it did not wait for must not be taken for another answer."""
+    one = Replaced(Starts(limit=300.0))
+    assert said([one.ask("1+x", "x+1")]) == ["same value"]
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(TimeoutError):
+            one.ask(HANGS, "x")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert said([one.ask("1+x", "x+2"), one.ask("2+x", "x+2"), one.ask("3+x", "x+1")]) == [
+        "other value", "same value", "other value",
+    ]  # fmt: skip
+    several = one.ask_in_turn([b'["1+x", "x+1"]\n', b'["1+x", "x+2"]\n'])
+    assert said([next(several)]) == ["same value"]
+    several.close()
+    assert said([one.ask("5+x", "x+5")]) == ["same value"]
+    one.end()
+
+
+def test_what_a_process_does_not_start_for_is_left_to_the_others() -> None:
+    starts = Starts("no_such_module_at_all", limit=300.0)
+    assert said(asked(starts, sums(60), 2)) == ["same value"] * 60
+    alone = Starts("no_such_module_at_all", limit=300.0)
+    assert said(asked(alone, sums(6), 1)) == ["same value"] * 6
+    assert len(alone.made) == 2
 
 
 def test_more_than_a_pipe_holds_is_sent_in_parts(starts: Starts) -> None:
@@ -109,7 +150,7 @@ def test_an_interrupt_leaves_no_process_behind(starts: Starts, fault: type[BaseE
 
 
 def test_processes_that_do_not_start_are_said_once() -> None:
-    starts = Starts("no_such_module_at_all")
+    starts = Starts(*["no_such_module_at_all"] * 10)
     with pytest.raises(MlessError, match="No module named 'no_such_module_at_all'"):
         ask_all(starts, sums(30), 3, lambda place, answer: None)
 

@@ -584,15 +584,19 @@ def test_sequence_scope_refuses_a_ready_made_mask(llama):
 
 
 @pytest.fixture
-def fresh():
+def fresh(request):
     """A model for itself, with nothing compiled before or after, and without the checks of shapes, which no compiler sees through."""
     torch.compiler.reset()
     with unchecked():
-        yield answering("llama", intermediate_size=128, num_hidden_layers=1).model
+        yield answering("llama", intermediate_size=128, num_hidden_layers=getattr(request, "param", 1)).model
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fresh", "backend"),
+    [(1, "eager"), *(pytest.param(2, backend, marks=pytest.mark.slow) for backend in ("eager", "aot_eager"))],
+    indirect=["fresh"],
+)
 def test_a_model_compiled_before_attaching(fresh, backend):
     plain = logits_of(fresh)
     with arm(fresh, c=0.3):
@@ -632,12 +636,13 @@ def test_a_model_compiled_in_place(fresh):
 
 
 ONE_GRAPH = """
+import sys
 import torch
 from torch._dynamo.testing import CompileCounter
 from tiny_answerers import answering, ids_of
 from mless.redistribution import arm
 
-model, counter = answering("llama", num_hidden_layers=1).model, CompileCounter()
+model, counter = answering("llama", num_hidden_layers=int(sys.argv[1])).model, CompileCounter()
 prompts = [torch.tensor([ids_of(length)]) for length in range(5, 12)]
 compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
 with torch.inference_mode():
@@ -650,12 +655,13 @@ print(counter.frame_count)
 """
 
 
-def test_a_compiled_model_stays_one_graph_for_every_length():
+@pytest.mark.parametrize("layers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_compiled_model_stays_one_graph_for_every_length(layers):
     # In a process of its own: here the classes themselves are checked, and a compiler breaks its graph at that.
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{here / 'engines'}"}
     done = subprocess.run(
-        [sys.executable, "-c", ONE_GRAPH], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ONE_GRAPH, layers], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1"]

@@ -55,45 +55,57 @@ serve(module, limit, memory)
 class Guarded:
     """The parent's end. `limit` is in seconds per question, `memory` in bytes (where the system can limit it).
 
-    `failed` makes the error of a process that does not start, from its cause.
+    `failed` makes the error of a process that does not start, from its cause. It is raised at the first question, so that a process can be
+    killed while it starts.
     """
 
     def __init__(self, module: str, limit: float, memory: int, failed: Callable[[str], MlessError]) -> None:
-        self._limit = limit
+        self._limit, self._failed = limit, failed
+        self._greeted = False
         start = [_import_path(), str(Path(__file__).parent), module, limit, memory]
-        self._process = subprocess.Popen(
-            # As -I, which would also ignore PYTHONHASHSEED; no other variable for Python is passed on.
-            [sys.executable, "-P", "-s", "-c", _START, json.dumps(start)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path(sys.executable).anchor,
-            env=_environment(),
-        )
+        try:
+            self._process = subprocess.Popen(
+                # As -I, which would also ignore PYTHONHASHSEED; no other variable for Python is passed on.
+                [sys.executable, "-P", "-s", "-c", _START, json.dumps(start)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(sys.executable).anchor,
+                env=_environment(),
+            )
+        except OSError as fault:
+            raise failed(f"no process could be started: {fault.strerror or fault}") from None
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()
         # A thread, because no portable call waits on a pipe for so many seconds.
         self._reader = threading.Thread(
             target=_forward_lines, args=(self._stream("stdout"), self._replies), daemon=True
         )
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+    def _greet(self) -> None:
+        """Wait until it has started."""
         greeting = self._reply(_START_SECONDS)
         if greeting != {"ready": True}:
-            self.end()
-            cause = str(greeting.get("fault", "it did not start")) if isinstance(greeting, dict) else "it did not start"
-            raise failed(cause)
+            cause = greeting.get("fault") if greeting else None
+            raise self._failed(str(cause or "it did not start"))
+        self._greeted = True
 
     def _stream(self, name: Literal["stdin", "stdout"]) -> IO[bytes]:
         return cast("IO[bytes]", getattr(self._process, name))
 
-    def ask(self, *question: object) -> dict[str, Any]:
-        """The answer; `fault` in it is ``time``, ``memory`` or ``crash`` where there is none. After these `end` it."""
-        return next(self.ask_in_turn([_line(question)]))
-
     def ask_in_turn(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-        """The answers to questions that are sent together, in order, each within the limit. The first fault that `ask` names is the last answer.
+        """The answers to questions that are sent together, in order, each within the limit.
 
-        Together the lines must fit into a pipe, which is read between two answers only.
+        `fault` in an answer is ``time``, ``memory`` or ``crash`` where there is none; that is the last one, and `end` has to follow. `end` has to
+        follow as well where not every answer was taken. Together the lines must fit into a pipe, which is read between two answers only.
         """
+        if not self._greeted:
+            self._greet()
         try:
             self._stream("stdin").write(b"".join(lines))
             self._stream("stdin").flush()
@@ -141,21 +153,26 @@ class Replaced:
     def ask_in_turn(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         """The answer to every question, in order. A fault is the answer to its own question only."""
         done, again = 0, False
-        while done < len(lines) and not self._stopped:
-            if self.process is None:
-                self.process = self._start()
-                if self._stopped:
-                    return
-            for reply in self.process.ask_in_turn(lines[done:]):
-                fault = reply.get("fault")
-                if fault in _ENDING:
-                    self.end()
-                # It may have died from an earlier question or from outside; only a fresh process's death is due to this one.
-                again = fault in ("memory", "crash") and not again
-                if again:
-                    break
-                done += 1
-                yield reply
+        try:
+            while done < len(lines) and not self._stopped:
+                if self.process is None:
+                    self.process = self._start()
+                    if self._stopped:
+                        return
+                for reply in self.process.ask_in_turn(lines[done:]):
+                    fault = reply.get("fault")
+                    if fault in _ENDING:
+                        self.end()
+                    # It may have died from an earlier question or from outside; only a fresh process's death is due to this one.
+                    again = fault in ("memory", "crash") and not again
+                    if again:
+                        break
+                    done += 1
+                    yield reply
+        finally:
+            # An answer that nobody took, because of an interrupt or a timeout of the caller's, would be taken for that to the next question.
+            if done < len(lines):
+                self.end()
 
     def stop(self) -> None:
         """From another thread: no more answers. Whoever asks has to `end` it."""
@@ -170,37 +187,44 @@ class Replaced:
             self.process = None
 
 
+#: An answer with its place; at a thread's end None, or the fault that ended it.
+_Answers = queue.SimpleQueue[tuple[int, dict[str, Any]] | BaseException | None]
+
+
 def ask_all(
     start: Callable[[], Guarded],
     questions: Sequence[Sequence[object]],
     processes: int,
     take: Callable[[int, dict[str, Any]], None],
 ) -> None:
-    """Shares the questions out among so many processes. `take` gets each one's place and answer, as they come, in this thread."""
-    answers: queue.SimpleQueue[tuple[int, list[dict[str, Any]]] | BaseException] = queue.SimpleQueue()
+    """Shares the questions out among so many processes. `take` gets each one's place and answer, as they come, in this thread.
+
+    Processes that do not start leave their questions to the others. Where none starts, that is an error.
+    """
+    answers: _Answers = queue.SimpleQueue()
     batches = _Batches(questions, processes)
     workers = [Replaced(start) for _ in range(processes)]
 
-    def work(worker: Replaced) -> None:
-        try:
-            for first, lines in iter(batches.next, None):
-                answers.put((first, list(worker.ask_in_turn(lines))))
-        except BaseException as fault:  # noqa: BLE001  the thread that waits for answers must hear of it
-            answers.put(fault)
-        finally:
-            worker.end()
-
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    left = len(questions)
     try:
-        left = len(questions)
-        while left:
-            batch = answers.get()
-            if isinstance(batch, BaseException):
-                raise batch
-            left -= len(batch[1])
-            for place, answer in enumerate(batch[1], batch[0]):
+        for worker in workers:
+            thread = threading.Thread(target=_work, args=(worker, batches, answers), daemon=True)
+            thread.start()
+            threads.append(thread)
+        working = len(threads)
+        while left and working:
+            answer = answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
+                working -= 1
+                continue
+            left -= 1
+            take(*answer)
+        # What processes gave back that did not start: one more is tried, and says why.
+        for first, lines in iter(batches.next, None):
+            for place, answer in enumerate(workers[0].ask_in_turn(lines), first):
                 take(place, answer)
     finally:
         batches.stop()
@@ -208,6 +232,28 @@ def ask_all(
             worker.stop()
         for thread in threads:
             thread.join()
+        for worker in workers:
+            worker.end()
+
+
+def _work(worker: Replaced, batches: _Batches, answers: _Answers) -> None:
+    """A thread's part: ask batch after batch, and say at the end that it has ended, or why."""
+    fault: BaseException | None = None
+    try:
+        for first, lines in iter(batches.next, None):
+            place = first
+            try:
+                for answer in worker.ask_in_turn(lines):
+                    answers.put((place, answer))
+                    place += 1
+            except MlessError:
+                batches.give_back(place, lines[place - first :])
+                return
+    except BaseException as caught:  # noqa: BLE001  the thread that waits for answers must hear of it
+        fault = caught
+    finally:
+        worker.end()
+        answers.put(fault)
 
 
 class _Batches:
@@ -217,11 +263,14 @@ class _Batches:
         self._questions = questions
         self._processes = processes
         self._next = 0
+        self._returned: list[tuple[int, list[bytes]]] = []
         self._lock = threading.Lock()
 
     def next(self) -> tuple[int, list[bytes]] | None:
         """The first one's place, and the lines; None at the end."""
         with self._lock:
+            if self._returned:
+                return self._returned.pop()
             first, lines, size = self._next, list[bytes](), 0
             left = len(self._questions) - first
             for question in self._questions[first : first + max(1, min(_BATCH, left // (4 * self._processes)))]:
@@ -233,9 +282,15 @@ class _Batches:
             self._next += len(lines)
             return (first, lines) if lines else None
 
+    def give_back(self, first: int, lines: list[bytes]) -> None:
+        """Questions that were handed out and not asked."""
+        with self._lock:
+            self._returned.append((first, lines))
+
     def stop(self) -> None:
         with self._lock:
             self._next = len(self._questions)
+            self._returned.clear()
 
 
 def usable_cores() -> int:

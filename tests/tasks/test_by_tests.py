@@ -49,6 +49,12 @@ def test_code_in_a_text(text: str, found: str | None, how: str) -> None:
         ("x = r\n    return x\n", f"{PROMPT}    x = r\n    return x\n\n"),
         ("if r:\n        return 1\n    return 2\n", f"{PROMPT}    if r:\n        return 1\n    return 2\n\n"),
         ("return (\n    1\n)\n", f"{PROMPT}    return (\n    1\n)\n\n"),
+        ("x = [\n    r\n]\nreturn x\n", f"{PROMPT}    x = [\n        r\n    ]\n    return x\n\n"),
+        ("x = r\n    return x\n\n# So:\ny = area(2)\n", f"{PROMPT}    x = r\n    return x\n\n\n"),
+        (
+            "default = 1\nprinted = default\nreturn printed\n",
+            f"{PROMPT}    default = 1\n    printed = default\n    return printed\n\n",
+        ),
     ],
     ids=[
         "the whole function",
@@ -60,6 +66,9 @@ def test_code_in_a_text(text: str, found: str | None, how: str) -> None:
         "a body whose first line lost its indentation",
         "a block whose first line lost its indentation",
         "a bracket that closes at the margin",
+        "a bracket at the margin in a body at the margin",
+        "a first line that lost its indentation, with other code behind the function",
+        "names that begin as an end does",
     ],
 )
 def test_programs(answer: str, made: str) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import guarded_worker
-from guarded_worker import DIES, HANGS
+from guarded_worker import DIES, HANGS, WAITS, kill_waiting
 from mless.errors import BadStudy, MlessError
 from mless.guarded import Guarded
 from mless.results import sealing
@@ -108,13 +109,17 @@ def test_a_bomb_costs_its_own_answer_only(watched: Watched) -> None:
     assert all(one._process.poll() is not None for one in watched.made)
 
 
-def test_a_killed_worker_is_replaced(watched: Watched) -> None:
+def test_a_killed_worker_is_replaced(watched: Watched, tmp_path: Path) -> None:
+    sign = tmp_path / "waits"
+
     def kill(done: int, total: int) -> None:
         if done == 1:
-            watched.made[0]._process.kill()
+            kill_waiting(sign)
 
-    with Grader(workers=2, limit=20) as one:
-        assert one.grade_many(sums(120), kill) == [EQUAL] * 120
+    with Grader(workers=2, limit=300) as one:
+        grades = one.grade_many([(WAITS, str(sign)), *sums(120)], kill)
+    assert not grades[0].correct
+    assert grades[1:] == [EQUAL] * 120
     assert len(watched.made) == 3
 
 

@@ -149,7 +149,8 @@ def _check_threads() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         asked = os.environ.get(name, "")
         for number in asked.split(","):
-            if number.strip().isdecimal() and (len(number) > 9 or int(number) > THREADS.value):
+            digits = number.strip().lstrip("0")
+            if digits.isdecimal() and (len(digits) > 9 or int(digits) > THREADS.value):
                 raise BadStudy(
                     f"{name} is {shown(asked)}; expected {THREADS}: set it to the number of cores, or unset it"
                 )

@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 16
 # Where a completion's function has ended: the next thing at the margin, as the published evaluation stops.
 _AFTER_FUNCTION = re.compile(r"^(?:def|class|if|print|assert|@|```|#)", re.MULTILINE)
 # The same for a body that stands at the margin itself.
-_AFTER_BODY = re.compile(r"^(?:def|class|if\s+__name__|print|assert|@|```)", re.MULTILINE)
+_AFTER_BODY = re.compile(r"^(?:(?:def|class|if\s+__name__|print|assert)\b|@|```)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,14 @@ def program(answer: str, problem: Problem) -> str:
 
 
 def _stands_at_the_margin(body: str) -> bool:
-    """Whether it is a whole body without its indentation, not one whose first line alone has lost it."""
+    """Whether it is a whole body without its indentation, not one whose first line alone has lost it, with other code behind it."""
     first, *others = [line for line in body.splitlines() if line.strip() and line[0] != "#"] or [""]
-    if any(not line[0].isspace() and line[0] not in ")]}" for line in others):
+    if not others:
+        return False
+    if any(re.match(r"(?:return|yield)\b", line) for line in others):  # these stand in functions only
         return True
-    opens_block = first.rstrip().endswith(":") and bool(others)
-    return opens_block and len(others[0]) - len(others[0].lstrip()) <= 4
+    indentation = len(others[0]) - len(others[0].lstrip())
+    return indentation <= 4 if first.rstrip().endswith(":") else indentation == 0
 
 
 class PythonTests(AnswerGrader):

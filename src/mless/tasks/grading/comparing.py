@@ -32,8 +32,6 @@ NOTES = {
 }
 
 
-# --- comparing ---
-
 _OPTION = re.compile(r"\(?([A-J])[.):]\s+\S")
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _TWO_NUMBERS = re.compile(r"(?<![_^\d])\d+ \d")  # latex2sympy would multiply them

@@ -20,10 +20,12 @@ def started(limit: float, memory: int) -> Guarded:
 
 
 def _failed(cause: str) -> MlessError:
-    return MlessError(
-        f"symbolic grading needs math-verify, but its worker failed: {cause}; "
-        "pip install math-verify, or grade by text alone with Grader(symbolic=False)"
+    way_out = (
+        "pip install math-verify"
+        if cause.startswith(("ModuleNotFoundError", "ImportError"))
+        else "run it again where there is more memory, or less else to do; what is stored stays"
     )
+    return MlessError(f"symbolic grading needs math-verify, but its worker failed: {cause}; {way_out}")
 
 
 class _Crashed(Exception):
