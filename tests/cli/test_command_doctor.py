@@ -65,6 +65,38 @@ def test_parts_that_are_missing(command: Command, monkeypatch: pytest.MonkeyPatc
     assert not parts["cache"]["found"]
 
 
+_BROKEN: dict[str, tuple[str, str]] = {
+    "ends": ("#!/bin/sh\nexit 0\n", "install it anew (apt-get install --reinstall bubblewrap)"),
+    "no program": ("\x00", "install it anew (apt-get install --reinstall bubblewrap)"),
+    "no namespaces": ("#!/bin/sh\necho 'bwrap: No permissions' >&2; exit 1\n", "allow user namespaces ("),
+}
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_a_sandbox_that_is_installed_and_does_not_work(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    content, mend = _BROKEN[broken]
+    (tmp_path / "bwrap").write_text(content)
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (one,) = (health._looked_at(part) for part in health._parts() if part.name == "sandbox for code")
+    assert not one.found
+    assert one.optional
+    assert one.mend.startswith(mend)
+
+
+def test_nothing_mends_a_machine_whose_calls_cannot_be_filtered(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    (line,) = [line for line in command("doctor", "--no-self-test").out.splitlines() if "  sandbox for code" in line]
+    assert line.endswith("can be filtered, and this is riscv64")
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [("folder", "holds no data file (.jsonl, "), ("file", "is a file, not a folder"), ("gone", "is not there")],

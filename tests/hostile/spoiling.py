@@ -415,7 +415,7 @@ def spoil_reply(path: Path, rng: random.Random) -> None:
         reply["head"] += rng.sample(_HEADS, rng.choice((1, 1, 2)))
     else:
         reply["how"] = rng.choice(HOWS[1:])
-    reply["text"] = _blown_up(text or _dumped(reply.pop("body")))
+    reply["text"] = _blown_up(_dumped(reply["body"]) if text is None else text)
     path.write_text(json.dumps(reply))
 
 

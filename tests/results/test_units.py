@@ -1,4 +1,4 @@
-"""Units with checksums that fit, and with columns or rows that the others do not have."""
+"""Units with checksums that fit, and with columns or rows that their study does not store."""
 
 from __future__ import annotations
 
@@ -7,51 +7,68 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from mless.errors import BadFolder
 from mless.results.folder import ResultFolder
-from mless.results.units import odd_ones, shape_of
+from mless.results.schemas import REPLIES
+from mless.results.units import Expected, in_order
 
-_GOOD = pa.table({"condition": ["none"] * 4, "layer": [1, 1, 2, 2], "head": [1, 2, 1, 2], "x": [0.1, None, 0.3, 0.4]})
-ODD = {
-    "no rows": _GOOD.slice(0, 0),
-    "fewer rows": _GOOD.slice(0, 2),
-    "a row twice": pa.concat_tables([_GOOD, _GOOD.slice(0, 1)]),
-    "another order": _GOOD.take(pa.array([1, 0, 2, 3])),
-    "a column less": _GOOD.drop_columns(["x"]),
-    "a column twice": _GOOD.append_column("x", _GOOD["x"]),
-    "another type": _GOOD.set_column(1, "layer", pa.array(["1", "1", "2", "2"])),
-    "a condition of lists": _GOOD.set_column(0, "condition", pa.array([[1]] * 4)),
-    "a condition missing": _GOOD.set_column(0, "condition", pa.array(["none", None, "none", "none"])),
-    "two conditions": _GOOD.set_column(0, "condition", pa.array(["none", "mless", "none", "none"])),
+_ROW = {"model": "m", "task": "t", "condition": "none", "item": "a", "seed": 1, "text": "so", "n_tokens": 2}
+_GOOD = pa.Table.from_pylist([_ROW | {"sample": n, "finish": "stop"} for n in range(3)], schema=REPLIES)
+_EXPECTED = Expected({"condition": "none", "item": "a"}, in_order(("sample",), range(3)))
+
+
+def _with(name: str, values: pa.Array) -> pa.Table:
+    return _GOOD.set_column(_GOOD.column_names.index(name), name, values)
+
+
+_NOT_TEXT = pa.StringArray.from_buffers(3, pa.py_buffer(bytes(8) + b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
+ODD: dict[str, tuple[pa.Table, str]] = {
+    "no rows": (_GOOD.slice(0, 0), "has other rows than its study measures: expected 3, by 'sample'"),
+    "fewer rows": (_GOOD.slice(0, 2), "has other rows"),
+    "a row twice": (pa.concat_tables([_GOOD, _GOOD.slice(0, 1)]), "has a row twice"),
+    "another order": (_GOOD.take(pa.array([1, 0, 2])), "has other rows"),
+    "a column less": (_GOOD.drop_columns(["text"]), "has no column 'text'"),
+    "a column more": (
+        _GOOD.append_column("x", pa.array([1, 2, 3])),
+        r"has the columns .*, x \(int64\); expected model",
+    ),
+    "a column twice": (_GOOD.append_column("text", _GOOD["text"]), "has the column 'text' twice"),
+    "another type": (_with("sample", pa.array(["0", "1", "2"])), "has a column 'sample' of another type"),
+    "another width": (_with("sample", pa.array([0, 1, 2], pa.int64())), "has the columns"),
+    "a text missing": (_with("text", pa.array(["x", None, "y"])), "has a row without 'text'"),
+    "another condition": (_with("condition", pa.array(["none", "mless", "none"])), "has 'mless' in 'condition'"),
+    "broken text": (_with("text", _NOT_TEXT), "is damaged"),
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_an_odd_unit_is_set_aside(odd: str, tmp_path: Path) -> None:
+def _stored(tmp_path: Path, table: pa.Table, name: str = "replies") -> ResultFolder:
     folder = ResultFolder(tmp_path / "r")
     folder.write_manifest({})
-    for number in (1, 2, 3):
-        folder.write_unit({"own": ODD[odd] if number == 1 else _GOOD}, f"none-{number}")
-    keys = ["none-1", "none-2", "none-3"]
-    said = folder.refuse_odd(["own"], keys)
-    assert list(said) == ["none-1"], "the first one is no measure for the others"
-    assert (
-        "its columns or rows are not those of the other units; set aside as set-aside/units/own/none-1"
-        in said["none-1"]
-    )
-    assert not folder.has_unit(["own"], "none-1")
-    assert folder.refuse_odd(["own"], keys[1:]) == {}
+    folder.write_unit({name: table}, "none-1")
+    return folder
 
 
-def test_values_that_are_broken_have_no_shape() -> None:
-    not_text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
-    assert shape_of(pa.table({"text": not_text})) is None
-    assert odd_ones({"none-1": None}) == ["none-1"]
+@pytest.mark.parametrize("odd", ODD)
+def test_a_unit_that_no_study_stores_is_refused_by_name_and_stays(odd: str, tmp_path: Path) -> None:
+    table, says = ODD[odd]
+    folder = _stored(tmp_path, table)
+    with pytest.raises(BadFolder, match=rf"unit .*none-1\.parquet {says}.*; remove that file and run the same command"):
+        folder.refuse_damaged(["replies"], "none-1", lambda name, found: _EXPECTED)
+    assert folder.has_unit(["replies"], "none-1"), "it is not measured anew without a word"
 
 
-def test_a_condition_without_rows_and_prompts_of_several_lengths_are_like_the_others() -> None:
-    filled = {f"mless-{n}": shape_of(pa.table({"layer": [1], "received": [[0.5] * n]})) for n in (1, 2, 3)}
-    empty = shape_of(pa.table({"layer": [1], "received": [[0.5]]}).slice(0, 0))
-    assert odd_ones(filled | {"none-1": empty, "none-2": empty}) == []
-    assert odd_ones(filled | {"mless-4": empty}) == ["mless-4"]
-    chosen = {f"mless-{n}": shape_of(pa.table({"layer": [1], "token": [n]})) for n in (1, 2, 3)}
-    assert odd_ones(chosen) == []
+def test_what_may_be_missing_may_be_missing(tmp_path: Path) -> None:
+    nothing = _with("n_tokens", pa.nulls(3, pa.int32()))
+    assert _stored(tmp_path, nothing).refuse_damaged(["replies"], "none-1", lambda name, found: _EXPECTED) == []
+
+
+def test_lists_are_as_long_as_expected(tmp_path: Path) -> None:
+    folder = _stored(tmp_path, pa.table({"own": [[1], [1, 2]]}), "own")
+    expected = Expected({}, {}, {"own": 1})
+    with pytest.raises(BadFolder, match="has 2 values in 'own'; expected 1"):
+        folder.refuse_damaged(["own"], "none-1", lambda name, found: expected)
+
+
+def test_a_table_from_outside_may_hold_anything(tmp_path: Path) -> None:
+    folder = _stored(tmp_path, pa.table({"layer": [1, 1], "sample": [None, 3]}), "own")
+    assert folder.refuse_damaged(["own"], "none-1") == []

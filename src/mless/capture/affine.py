@@ -23,25 +23,12 @@ from mless.kernels.signature import Visible
 from mless.kernels.streaming import BLOCK_ELEMENTS
 from mless.models import LoadedModel
 from mless.prompting import align
+from mless.results.schemas import AFFINE_SCALARS
 from mless.values import Prompt, head_name, numbers_of
 
 #: The tokens compared: the original tokens after the filler, or all of them. Those before it cannot see it.
 Tokens = Literal["after", "original"]
 
-#: What is summed for every head over an item's tokens; each is defined in docs/affine.md.
-SCALARS: tuple[str, ...] = (
-    "log_lambda",
-    "log_kept",
-    "outputs",
-    "moves",
-    "product",
-    "directed",
-    "left_measured",
-    "left_kept",
-    "left_shifted",
-    "left_position",
-    "moves_position",
-)
 #: Below this share of the output's size a displacement is rounding and has no direction.
 _NO_MOVE = 1e-6
 
@@ -66,7 +53,7 @@ class Outputs:
 class Displacement:
     """What one item's pair of prompts says of every head, as sums over the tokens compared.
 
-    `sums` go by the names in `SCALARS`; NaN where a condition has no such thing. `output`, `displacement` and `direction` are the sums of
+    `sums` go by the names in `AFFINE_SCALARS`; NaN where a condition has no such thing. `output`, `displacement` and `direction` are the sums of
     o, of o′ − o and of its unit vectors. `before`, `after` and `measured` (λ_i·o + σ_i) are those vectors themselves for a few tokens.
     """
 
@@ -235,7 +222,7 @@ def displacement(
         layers=list(layers),
         heads=[n + 1 for n in kept],
         tokens=len(compared),
-        sums={name: np.stack([one.scalars[name] for one in by_layer]) for name in SCALARS},
+        sums={name: np.stack([one.scalars[name] for one in by_layer]) for name in AFFINE_SCALARS},
         output=stacked("output"),
         displacement=stacked("displacement"),
         direction=stacked("direction"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from mless.results.tables import TableGate
+    from mless.results.units import Expecting
 
 #: The file contract's number; a folder with a higher one was made by a newer mless. Since 2 placement `end` is the end of the user's turn,
 #: and raw prompts have a token boundary before the line break. Since 3 units, tables and study.json have checksums, and weights are known by
@@ -327,30 +328,23 @@ class ResultFolder:
     def _decoded(self, path: Path, table: str, key: str) -> pa.Table:
         return sealing.decode(gates.read_bytes(path, TABLE_BYTES, sealing.Damaged), self._inside(table, key))
 
-    def refuse_damaged(self, tables: Sequence[str], key: str) -> list[str]:
-        """Set aside what lies in a unit's place and is not that unit; what was found, in words."""
+    def refuse_damaged(
+        self, tables: Sequence[str], key: str, expected: Expecting = lambda table, found: None
+    ) -> list[str]:
+        """Set aside what lies in a unit's place and is not that unit; what was found, in words. One that is whole and holds something else than
+        its study stores is an error: nobody knows who wrote it.
+        """
+        from mless.results.units import UnitGate
+
         said: list[str] = []
         for table in tables:
             path = self.unit_path(table, key)
             try:
-                self._decoded(path, table, key)
+                found = self._decoded(path, table, key)
+                UnitGate(path, table).check(found, lambda found, table=table: expected(table, found))
             except sealing.Damaged as fault:
                 said.append(
                     f"unit {path.relative_to(self.path)} is refused: {fault}; set aside as {self.set_aside(path)}"
-                )
-        return said
-
-    def refuse_odd(self, tables: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
-        """Of these units, which are whole, set aside those whose columns or rows are not those of the others; key → what was found, in words."""
-        from mless.results.units import odd_ones, shape_of
-
-        said: dict[str, str] = {}
-        for table in tables:
-            for key in odd_ones({key: shape_of(self.read_unit(table, key)) for key in keys if key not in said}):
-                path = self.unit_path(table, key)
-                said[key] = (
-                    f"unit {path.relative_to(self.path)} is refused: its columns or rows are not those of the other units; "
-                    f"set aside as {self.set_aside(path)}"
                 )
         return said
 
@@ -424,7 +418,8 @@ class ResultFolder:
                     table = self.read_unit(name, key)
                     if table.schema != first.schema:
                         raise BadFolder(
-                            f"unit {self.unit_path(name, key)} has other columns than the first; remove that file and run again"
+                            f"unit {self.unit_path(name, key)} has other columns than {self.unit_path(name, keys[0]).name}; remove the one that is "
+                            "wrong, or both, and run the same command again"
                         )
                     writer.write_table(table, row_group_size=max(1, len(table)))  # one group, so `read_part` finds it
             descriptor = os.open(partial, os.O_RDWR)
@@ -491,12 +486,14 @@ class ResultFolder:
         return False
 
     def _refuse_links(self) -> None:
-        """A folder of someone else may hold links, and what is written through them lands anywhere."""
-        inside = [self.path / name for name in (_LOCK, "units", _ASIDE)]
+        """A folder of someone else may hold links, and what is written through them lands anywhere. Tables and study.json replace a link."""
+        inside = [self.path / name for name in (_LOCK, "units", _ASIDE, f"{_ASIDE}/units")]
         for entry in [*inside, *(entry for folder in inside if folder.is_dir() for entry in folder.iterdir())]:
             if entry.is_symlink():
+                way_out = "remove the link" if entry.name == _LOCK else "move what it points to to this place"
                 raise BadFolder(
-                    f"{entry} is a symbolic link, and mless writes only to files and folders of its own; remove the link"
+                    f"{entry} is a symbolic link, and mless writes units and its lock only inside the result folder; {way_out}, or choose another "
+                    "--out"
                 )
 
     @contextmanager

@@ -185,6 +185,27 @@ AFFINE_ITEMS = schema(
     *FORMS,
     "position_share",
 )
+#: What is summed for every head over an item's tokens; each is defined in docs/affine.md.
+AFFINE_SCALARS: tuple[str, ...] = (
+    "log_lambda",
+    "log_kept",
+    "outputs",
+    "moves",
+    "product",
+    "directed",
+    "left_measured",
+    "left_kept",
+    "left_shifted",
+    "left_position",
+    "moves_position",
+)
+#: Units of these two tables hold other columns: the sums, and vectors of a few tokens.
+AFFINE_SUMS = schema(
+    "item", "layer", "head", "n_tokens", *AFFINE_SCALARS, *((name, pa.list_(pa.float64())) for name in ("output", "displacement", "direction"))
+)  # fmt: skip
+AFFINE_VECTORS = schema(
+    "item", "layer", "head", "token", *((name, pa.list_(pa.float32())) for name in ("before", "after", "measured"))
+)  # fmt: skip
 AFFINE_POINTS = schema(
     "item", "layer", "head", "token", "half",
     *(axis + name for name in ("", "_after", "_measured", "_constant", "_outputs", "_moves") for axis in "xy"),

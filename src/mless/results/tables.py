@@ -49,6 +49,8 @@ class Shape:
     grid: bool = True
     #: Columns of lists that are as long as the item's prompt.
     by_token: tuple[str, ...] = ()
+    #: Whether no number is infinite. A sum of logarithms may be.
+    finite: bool = True
 
 
 def _optional(row: type) -> frozenset[str]:
@@ -287,7 +289,7 @@ class TableGate:
         if pa.types.is_null(values.type):
             return
         # A bound may be too large for a float.
-        bound = name in ("lo", "hi")
+        bound = name in ("lo", "hi") or (self._shape is not None and not self._shape.finite)
         if not bound and pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
             raise self.refuse(f"has a number in {name!r} that is not finite")
         low, high = _BOUNDS.get(name, (None, None))

@@ -1,58 +1,81 @@
-"""The gate for what units hold: each has the columns and rows that the others have.
+"""The gate for what units hold. A checksum shows that a unit is as it was written, not that mless wrote it.
 
-A checksum shows that a unit is as it was written. Whether it can be one of this study's is asked here: another program may have written it,
-and what reads units relies on their shape.
+Only what is known before a unit is measured is asked, and never what other units hold: a unit that this study stored always passes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute
 
-#: Its functions are made when it is imported, so no type checker knows them.
-pc: Any = pyarrow.compute
+from mless.errors import BadFolder
+from mless.results import schemas
+from mless.results.tables import SHAPES, Shape, TableGate, pc
 
-#: Columns that tell a unit's rows from each other, and are the same in every unit.
-_PLACES = ("layer", "head", "queries", "tokens", "sample")
-#: A table with this column holds chosen tokens, so each unit has rows of its own.
-_CHOSEN = "token"
-
-
-def shape_of(table: pa.Table) -> tuple[object, ...] | None:
-    """What is alike in all units of a table; None where its values are broken."""
-    try:
-        table.validate(full=True)
-    except pa.ArrowException:
-        return None
-    parts: list[object] = [len(table) > 0, str(table.schema)]
-    for at, name in enumerate(table.column_names if len(table) else ()):
-        column = table.column(at)  # a name may stand twice
-        if not pa.types.is_floating(column.type):
-            parts.append((name, column.null_count > 0))
-        if pa.types.is_list(column.type):
-            parts.append((name, len(pc.unique(pc.list_value_length(column))) > 1))
-        if name in ("condition", "item") and pa.types.is_string(column.type):
-            parts.append((name, len(pc.unique(column)) > 1))
-        if name in _PLACES and _CHOSEN not in table.column_names:
-            parts.append((name, hash(str(column.to_pylist()))))  # not the rows: there may be thousands of units
-    return tuple(parts)
+#: Tables of units by name. One that a measurement from outside mless stores is only checked to be sound Parquet.
+_SHAPES: dict[str, Shape] = {
+    **{
+        name: replace(SHAPES[name], by_token=(), of_study=False)
+        for name in ("attention", "dilution", "activation_items", "activation_histograms")
+    },
+    "affine_items": Shape(schemas.AFFINE_SUMS, ("layer", "head"), of_study=False, finite=False),
+    "affine_points": Shape(schemas.AFFINE_VECTORS, ("layer", "head", "token"), of_study=False, finite=False),
+    "replies": Shape(schemas.REPLIES, ("sample",), empty=SHAPES["answers"].empty, of_study=False),
+}
 
 
-def odd_ones(shapes: Mapping[str, tuple[object, ...] | None]) -> list[str]:
-    """Of the units of one table, those that are unlike most. A condition may have nothing to store: then none of its units has rows."""
-    counted = {True: Counter[object](), False: Counter[object]()}
-    with_rows = {_condition(key) for key, shape in shapes.items() if shape is not None and shape[0]}
-    for shape in shapes.values():
-        if shape is not None:
-            counted[bool(shape[0])][shape] += 1
-    usual = {filled: found.most_common(1)[0][0] for filled, found in counted.items() if found}
-    return [key for key, shape in shapes.items() if shape is None or shape != usual[_condition(key) in with_rows]]
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a unit's table: texts that all rows have, the columns that tell the rows apart with their values, and how long lists are."""
+
+    texts: Mapping[str, str]
+    places: Mapping[str, Sequence[object]]
+    lengths: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-def _condition(key: str) -> str:
-    """A unit's key without the item's number at its end."""
-    return key.rpartition("-")[0]
+#: What is known of a table, by its name and its rows, whose columns are known to be right; None where nothing is.
+Expecting = Callable[[str, pa.Table], Expected | None]
+
+
+def in_order(names: Sequence[str], *values: Iterable[object]) -> dict[str, list[object]]:
+    """Columns that hold every combination, the last one fastest."""
+    rows = list(product(*values))
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+
+class UnitGate(TableGate):
+    """One unit's table, which was read already."""
+
+    def __init__(self, file: Path, table: str) -> None:
+        self._file, self.about, self._shape = file, {}, _SHAPES.get(table)
+
+    def refuse(self, why: str) -> BadFolder:
+        return BadFolder(f"unit {self._file} {why}; remove that file and run the same command again")
+
+    def check(self, table: pa.Table, expecting: Callable[[pa.Table], Expected | None]) -> None:
+        """Refuse a table that would break what is made of it."""
+        if self._shape is not None and not table.schema.equals(self._shape.columns):
+            self._check_types(table.schema)
+            raise self.refuse(f"has the columns {_listed(table.schema)}; expected {_listed(self._shape.columns)}")
+        self.check_rows(table)
+        expected = expecting(table)
+        if expected is None:
+            return
+        for name, text in expected.texts.items():
+            self._check_texts(name, table.column(name), text.__eq__, repr(text))
+        for name, values in expected.places.items():
+            if table.column(name).to_pylist() != list(values):
+                raise self.refuse(
+                    f"has other rows than its study measures: expected {len(values)}, by {name!r} in order"
+                )
+        for name, length in expected.lengths.items():
+            if found := set(pc.unique(pc.list_value_length(table.column(name))).to_pylist()) - {length}:
+                raise self.refuse(f"has {found.pop()} values in {name!r}; expected {length}")
+
+
+def _listed(columns: pa.Schema) -> str:
+    return ", ".join(f"{column.name} ({column.type})" for column in columns)

@@ -39,6 +39,12 @@ METRICS: dict[str, Change] = {
 LINEAR_REACH, ZOOM_REACH, ZOOM_PARTS = 1000, 5, 10
 #: Logarithmic bins: four in each octave of |a| from 2⁻²⁴ to 2¹⁶.
 LOG_FROM, LOG_TO, LOG_PARTS = -24, 16, 4
+#: How many bins `Counts` has of each kind, with the open ones at both ends.
+BINS = {
+    "linear": 2 * LINEAR_REACH + 2,
+    "zoom": 2 * ZOOM_REACH * ZOOM_PARTS + 2,
+    **dict.fromkeys(("positive", "negative"), LOG_PARTS * (LOG_TO - LOG_FROM) + 2),
+}
 
 # Non-negative float32 numbers sort like their bits read as an integer. The first pass counts by the upper 16 of the 31 bits. The second
 # counts the lower 15 among values with the median's upper bits.

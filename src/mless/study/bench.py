@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mless.models import LoadedModel
+    from mless.results.units import Expected
     from mless.study.subject import Subject
 
 
@@ -126,6 +127,10 @@ class Bench:
     def some_heads(self) -> list[int] | None:
         """The heads asked for; None where they are all there are."""
         return self.heads if len(self.heads) < self.model.heads else None
+
+    def texts_of(self, unit: Unit) -> dict[str, str]:
+        """What all rows of a unit say. The model may be stored under another name: it is known by its weights."""
+        return {"condition": unit.condition.name, "item": self.items[unit.number].id}
 
     def units(self) -> list[Unit]:
         """All units in the order of the tables: condition by condition, item by item."""
@@ -278,6 +283,10 @@ class Measurement:
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
         """The tables of each unit of a group, in any order."""
         raise NotImplementedError
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected | None:
+        """What is known of a stored unit's table before it is read again; None where nothing is. `found` has the columns it should have."""
+        return None
 
     def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
         """Whether the folder still holds what this unit measured, as a file of its own or in a table."""

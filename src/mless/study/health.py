@@ -260,8 +260,7 @@ def _sandbox() -> str:
     try:
         require_sandbox()
     except NoSandbox as fault:
-        says, _, mend = str(fault).partition("; ")
-        raise _Absent(says, mend) from None
+        raise _Absent(fault.says, fault.mend) from None
     return "bubblewrap works: code of answers can be run"
 
 

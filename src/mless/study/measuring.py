@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,7 @@ class _Writer:
         folder.take_units_of((stored or {}).get("identity", {}))
         while True:
             started = False
-            missing = self._missing(units)
+            missing = [unit for unit in units if not self._is_stored(unit)]
             if not missing and stored is not None:
                 measurement.resume(self._bench, stored)
                 # with what a started instrument had added to it
@@ -263,25 +264,14 @@ class _Writer:
             finally:
                 measurement.stop()
 
-    def _missing(self, units: Sequence[Unit]) -> list[Unit]:
-        """The units that are not stored, or not as they should be."""
-        stored = [unit.key for unit in units if self._is_stored(unit)]
-        refused = self._bench.folder.refuse_odd(self._measurement.unit_tables, stored)
-        self._say_refused(refused.values())
-        there = set(stored) - set(refused)
-        return [unit for unit in units if unit.key not in there]
-
-    def _say_refused(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._progress.say(f"{line}, and measured anew")
-
     def _is_stored(self, unit: Unit) -> bool:
         """Whether the unit is there and whole. A damaged one, or another one in its place, is set aside and measured anew."""
         folder, tables = self._bench.folder, self._measurement.unit_tables
         # A kill may leave one of a unit's files, and a measurement may read that one.
         there = [table for table in tables if folder.has_unit((table,), unit.key)]
-        refused = folder.refuse_damaged(there, unit.key)
-        self._say_refused(refused)
+        refused = folder.refuse_damaged(there, unit.key, partial(self._measurement.expected, self._bench, unit))
+        for line in refused:
+            self._progress.say(f"{line}, and measured anew")
         return len(there) == len(tables) and not refused
 
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:

@@ -705,6 +705,32 @@ def test_a_server_that_counts_no_tokens(served: Callable[..., Server], sums: Pat
     assert pl.read_parquet(tmp_path / "r" / "accuracy.parquet")["tokens"].null_count() > 0
 
 
+def test_answers_with_and_without_a_count_of_tokens_are_all_kept(
+    served: Callable[..., Server], sums: Path, tmp_path: Path
+) -> None:
+    server, out = served(until=3, usage=None), tmp_path / "r"
+    with pytest.raises(EngineFault):
+        server.run(sums, out)
+    server.until, server.changes = 9, {}
+    with pytest.raises(EngineFault):
+        server.run(sums, out)
+    server.until = None
+    assert server.run(sums, out).computed == 3
+    assert len(server.answered) == len(set(server.answered)) == 12, "a server may be paid for each"
+    assert pl.read_parquet(out / "answers.parquet")["n_tokens"].null_count() == 3
+
+
+def test_a_condition_with_more_samples_than_the_others_is_kept(
+    script: Callable[..., Path], sums: Path, tmp_path: Path
+) -> None:
+    out, told = tmp_path / "r", Heard()
+    chosen = {"conditions": "none,mless,self-consistency"}
+    assert run_script(script(RIGHT), sums, out, **chosen).computed == 16
+    take_apart(out)
+    assert run_script(tmp_path / "script.json", sums, out, told, **chosen).computed == 0
+    assert not [line for line in told.lines if "refused" in line]
+
+
 # ---- settings changed ----------------------------------------------------------------------------------------------------
 
 SAMPLED = {"accuracy__samples": 4, "accuracy__temperature": 0.7}

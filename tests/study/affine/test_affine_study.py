@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from interrupted import not_finished, table_replaced, units_kept
@@ -172,6 +174,48 @@ def test_a_run_that_lost_units_and_tables_ends_with_the_same_bytes(folder, model
     assert tables_of(out) == tables_of(folder)
     assert not (out / "units").exists()
     assert run_study(load_study("affine", {"model": str(model), **SMALL}), out).computed == 0
+
+
+def test_items_without_points_are_kept(model, tmp_path):
+    """With 25 items the last one stores no point for the picture."""
+    many = {"limit": None, "data": "arithmetic:1:25", "conditions": "none,mless", "layers": "1"}
+    with units_kept():
+        out = run_tiny(model, tmp_path / "r", **many)
+    units = not_finished(out)
+    assert (
+        units.read_unit("affine_points", "mless-00025").num_rows
+        == 0
+        < units.read_unit("affine_points", "mless-00024").num_rows
+    )
+    assert run_study(load_study("affine", {"model": str(model), **SMALL, **many}), out).computed == 0
+    assert not (out / "set-aside").exists()
+
+
+def _longer(table: pa.Table, name: str) -> pa.Table:
+    values = [[*one, 0.0] for one in table[name].to_pylist()]
+    return table.set_column(table.column_names.index(name), name, pa.array(values, table.schema.field(name).type))
+
+
+@pytest.mark.parametrize("name", ["affine_items", "affine_points"])
+def test_forged_units_are_refused_by_name(model, tmp_path, name):
+    out = tmp_path / "r"
+    with units_kept():
+        run_tiny(model, out, limit=2, conditions="none,mless")
+    units = not_finished(out)
+    table = units.read_unit(name, "mless-00002")
+    again = functools.partial(run_tiny, model, out, limit=2, conditions="none,mless")
+    units.write_unit({name: table.slice(1)}, "mless-00002")
+    with pytest.raises(
+        BadFolder, match=rf"unit .*{name}/mless-00002.parquet has other rows .*; remove that file and run"
+    ):
+        again()
+    units.write_unit({name: _longer(table, "direction" if name == "affine_items" else "after")}, "mless-00002")
+    with pytest.raises(
+        BadFolder, match=rf"item 2 under 'mless' has vectors of other lengths.*remove its file under units/{name}"
+    ):
+        again()
+    units.unit_path(name, "mless-00002").unlink()
+    again()
 
 
 def test_other_margins_need_no_model(folder, model, tmp_path, monkeypatch):

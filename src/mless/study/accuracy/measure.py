@@ -17,6 +17,7 @@ from mless.engines.base import OutOfMemory, Reply
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
 from mless.results.schemas import REPLIES
+from mless.results.units import Expected, in_order
 from mless.study.accuracy import asking
 from mless.study.accuracy.judging import JUDGING, write_judged
 from mless.study.accuracy.tables import accuracy_table
@@ -246,6 +247,10 @@ class AccuracyMeasurement(Measurement):
             f"{before} are drawn again"
         )
         return fewer
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
+        samples = asking.samples_of(self.settings, unit.condition)
+        return Expected(bench.texts_of(unit), in_order(("sample",), range(samples)))
 
     def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
         return super().has_rows(folder, unit) or folder.has_tables(self.sources)

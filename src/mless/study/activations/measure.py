@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mless.errors import BadStudy
-from mless.results.schemas import ACTIVATION_HISTOGRAMS, ACTIVATION_ITEMS, TOKEN_CLASSES, table_of_rows
+from mless.results.schemas import ACTIVATION_HISTOGRAMS, ACTIVATION_ITEMS, TOKEN_CLASSES, TOKENS, table_of_rows
+from mless.results.units import Expected, in_order
 from mless.stats import NearZero, near_zero_of
-from mless.stats.activations import FACTORS, Counts, TokenStatistics, count_values, metrics_of, token_statistics
+from mless.stats.activations import BINS, FACTORS, Counts, TokenStatistics, count_values, metrics_of, token_statistics
 from mless.study.activations.classes import token_classes, token_texts
 from mless.study.activations.tables import change_table
 from mless.study.activations.words import activation_lines
@@ -103,7 +105,7 @@ class ActivationMeasurement(Measurement):
                 known = {"n_tokens": int(chosen.sum()), "units": measured.units, "mean": moments.mean}
                 spread = {"deviation": deviation if tokens == "all" else None}
                 found[row].append({**names, "tokens": tokens, **known, **about, **metrics, **spread})
-            parts = {name: getattr(counts, name).tolist() for name in ("linear", "zoom", "positive", "negative")}
+            parts = {name: getattr(counts, name).tolist() for name in BINS}
             counted[row].append({**names, "width": near.width, **parts, "zeros": counts.zeros})
 
         read_activations(bench.model, batch, layers=bench.layers, take=take)
@@ -115,6 +117,12 @@ class ActivationMeasurement(Measurement):
                     "activation_histograms": table_of_rows(counted[row], ACTIVATION_HISTOGRAMS),
                 },
             )
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
+        texts = bench.texts_of(unit)
+        if table == "activation_items":
+            return Expected(texts, in_order(("layer", "tokens"), bench.layers, TOKENS))
+        return Expected(texts, in_order(("layer",), bench.layers), BINS)
 
     def finish(self, bench: Bench) -> None:
         bench.folder.write_table("activations", change_table(bench))
@@ -159,5 +167,6 @@ def _stored_near_zero(bench: Bench) -> dict[int, NearZero] | None:
             found = {
                 row["layer"]: NearZero(*(row[name] for name in names)) for row in rows if row.get("tokens") == "all"
             }
-            return found if set(bench.layers) <= found.keys() else None
+            whole = all(value is not None for near in found.values() for value in astuple(near))
+            return found if whole and set(bench.layers) <= found.keys() else None
     return None

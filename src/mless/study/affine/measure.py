@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mless.results.units import Expected, in_order
 from mless.study.affine.tables import item_table, judge_table, vector_table, write_tables
 from mless.study.affine.words import affine_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
@@ -72,6 +73,14 @@ class AffineMeasurement(Measurement):
                 )
             tables = {"affine_items": item_table(found, bench.names), "affine_points": vector_table(found, bench.names)}
             yield unit, tables
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
+        heads = len(bench.layers) * len(bench.heads)
+        layers = bench.layers if unit.condition.name != "none" else []
+        if table == "affine_items":
+            return Expected(bench.texts_of(unit), in_order(("layer", "head"), layers, bench.heads))
+        tokens = found.column("token").to_pylist()[: len(found) // heads]  # those that were chosen
+        return Expected(bench.texts_of(unit), in_order(("layer", "head", "token"), layers, bench.heads, tokens))
 
     def finish(self, bench: Bench) -> None:
         write_tables(bench, self._table)

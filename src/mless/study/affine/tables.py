@@ -12,7 +12,16 @@ import pyarrow as pa
 
 from mless import stats
 from mless.errors import BadFolder
-from mless.results.schemas import AFFINE, AFFINE_ITEMS, AFFINE_POINTS, FORMS, lists, matrix, table_of_rows
+from mless.results.schemas import (
+    AFFINE,
+    AFFINE_ITEMS,
+    AFFINE_POINTS,
+    AFFINE_SCALARS,
+    FORMS,
+    lists,
+    matrix,
+    table_of_rows,
+)
 from mless.study.bench import Bench
 from mless.study.spec import AffineTable
 from mless.values import Condition
@@ -33,12 +42,10 @@ def _lists(values: np.ndarray | None, kind: pa.DataType) -> pa.Array:
 
 def item_table(found: Displacement | None, names: Mapping[str, str]) -> pa.Table:
     """One row per layer and head: the sums over the item's tokens."""
-    from mless.capture.affine import SCALARS
-
     count = 0 if found is None else len(found.layers) * len(found.heads)
     columns = _place(found, names, 1)
     columns["n_tokens"] = pa.array([0 if found is None else found.tokens] * count, pa.int32())
-    for name in SCALARS:
+    for name in AFFINE_SCALARS:
         columns[name] = pa.array(np.zeros(0) if found is None else found.sums[name].ravel(), pa.float64())
     for name in _VECTORS:
         columns[name] = _lists(None if found is None else getattr(found, name).reshape(count, -1), pa.float64())
@@ -76,6 +83,22 @@ def _place(found: Displacement | None, names: Mapping[str, str], each: int) -> d
 # ---- what is made of them --------------------------------------------------------------------------------------------
 
 
+def _read(
+    bench: Bench, name: str, condition: Condition, number: int, vectors: Sequence[str], width: int | None
+) -> pa.Table:
+    """A unit's table. Its vectors are as wide as those of the others, or as the first one where there is no `width` yet."""
+    table = bench.read_unit(name, condition.name, number)
+    for column in vectors if table.num_rows else ():
+        lengths = [len(values) for values in table.column(column)]
+        width = lengths[0] if width is None else width
+        if set(lengths) != {width}:
+            raise BadFolder(
+                f"{bench.folder.path}: the unit of item {number + 1} under {condition.name!r} has vectors of other lengths than the others in "
+                f"{column!r} (expected {width}); remove its file under units/{name} and run the same command again"
+            )
+    return table
+
+
 @dataclass(frozen=True)
 class _Pooled:
     """A condition's items, read twice, one at a time: first for the fit and the mean direction, then for the residuals."""
@@ -88,22 +111,15 @@ class _Pooled:
     sums: dict[str, np.ndarray]
 
     @staticmethod
-    def read(bench: Bench, condition: Condition, fitted: np.ndarray) -> _Pooled:
-        from mless.capture.affine import SCALARS
-
+    def read(bench: Bench, condition: Condition, fitted: np.ndarray, width: int | None) -> _Pooled:
         def unit(number: int) -> pa.Table:
-            table = bench.read_unit("affine_items", condition.name, number)
-            if table.num_rows != len(bench.layers) * len(bench.heads):
-                raise BadFolder(
-                    f"{bench.folder.path}: the unit of item {number + 1} under {condition.name!r} holds {table.num_rows} heads; remove its file under "
-                    "units/affine_items and run again"
-                )
-            return table
+            return _read(bench, "affine_items", condition, number, _VECTORS, width)
 
         total: dict[bool, stats.AffineSums] = {}
         direction: Any = 0.0
         for number, half in enumerate(fitted):
             table = unit(number)
+            width = matrix(table, "direction").shape[1]
             sums = _affine_sums(table)
             total[bool(half)] = total[bool(half)] + sums if bool(half) in total else sums
             direction = direction + matrix(table, "direction")
@@ -115,7 +131,7 @@ class _Pooled:
         for number in range(len(fitted)):
             table = unit(number)
             own = matrix(table, "direction")
-            item = {name: table.column(name).to_numpy() for name in (*SCALARS, "n_tokens")}
+            item = {name: table.column(name).to_numpy() for name in (*AFFINE_SCALARS, "n_tokens")}
             item |= {
                 "left_constant": stats.affine_residual(fit, _affine_sums(table)),
                 "directions": (own * own).sum(-1),
@@ -289,13 +305,13 @@ class _Vectors:
     measured: np.ndarray
 
     @staticmethod
-    def read(bench: Bench, condition: Condition) -> _Vectors:
+    def read(bench: Bench, condition: Condition, width: int) -> _Vectors:
         heads = len(bench.layers) * len(bench.heads)
         items: list[str] = []
         tokens: list[int] = []
         kept: dict[str, list[np.ndarray]] = {name: [] for name in _KEPT}
         for number, item in enumerate(bench.items):
-            table = bench.read_unit("affine_points", condition.name, number)
+            table = _read(bench, "affine_points", condition, number, _KEPT, width)
             if not table.num_rows:
                 continue
             each = table.num_rows // heads
@@ -368,12 +384,14 @@ def write_tables(bench: Bench, table: AffineTable) -> None:
     rows: list[dict[str, Any]] = []
     fitted = stats.halves([item.id for item in bench.items], bench.spec.seed)
     planes: _Planes | None = None
+    width: int | None = None
     reference = [c for c in bench.conditions if c.inserts] or bench.conditions[1:]
     for condition in [*reference, *(c for c in bench.conditions if c not in reference and c.name != "none")]:
-        pooled = _Pooled.read(bench, condition, fitted)
+        pooled = _Pooled.read(bench, condition, fitted, width)
+        width = pooled.mean_move.shape[1]
         rows += pooled.rows(bench, table)
         items.append(pooled.item_table(bench))
-        shown = _Vectors.read(bench, condition)
+        shown = _Vectors.read(bench, condition, pooled.mean_move.shape[1])
         if planes is None:
             planes = _Planes.of(shown, pooled.mean_move)
         points.append(shown.drawn(bench, planes, pooled.fit, fitted))

@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from mless.results.units import Expected, in_order
 from mless.study.attention.tables import share_tables, unit_tables
 from mless.study.attention.words import attention_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
 from mless.study.spec import StudySpec
 from mless.study.subject import Subject
+from mless.values import QUERY_SETS
 
 
 class AttentionMeasurement(Measurement):
@@ -53,6 +55,15 @@ class AttentionMeasurement(Measurement):
         for unit, attention in zip(group.units, found, strict=True):
             self._kernels.update(attention.computed_by.values())
             yield unit, unit_tables(attention, bench.names)
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
+        assert unit.prompt is not None
+        if table == "dilution":
+            places, lists = in_order(("layer", "queries"), bench.layers, QUERY_SETS), ("received",)
+        else:
+            places = in_order(("layer", "head", "queries"), bench.layers, bench.heads, QUERY_SETS)
+            lists = ("received", "n")
+        return Expected(bench.texts_of(unit), places, dict.fromkeys(lists, len(unit.prompt)))
 
     def finish(self, bench: Bench) -> None:
         for name, table in share_tables(bench).items():

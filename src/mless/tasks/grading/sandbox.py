@@ -31,11 +31,15 @@ from mless.errors import MlessError
 
 _TMP_BYTES = 16 << 20
 _VERDICT_BYTES = 1 << 16
-_WAY_OUT = "install it (apt-get install bubblewrap), or choose a task that runs no code"
+_OTHER_TASK = "choose a task that runs no code"
 
 
 class NoSandbox(MlessError):
-    """Code cannot be run safely on this machine, so it is not run."""
+    """Code cannot be run safely on this machine, so it is not run: what was found, and how to mend it where it can be."""
+
+    def __init__(self, says: str, mend: str = "") -> None:
+        super().__init__("; ".join([says, f"{mend}, or {_OTHER_TASK}" if mend else _OTHER_TASK]))
+        self.says, self.mend = says, mend
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ def seccomp_filter(machine: str) -> bytes:
     """The filter as the kernel reads it: a list of steps (code, jump if true, jump if false, value)."""
     if machine not in _MACHINES:
         raise NoSandbox(
-            f"code is run only on {' and '.join(_MACHINES)}, where its system calls can be filtered; this is {machine}"
+            f"code is run only on {' and '.join(_MACHINES)}, where its system calls can be filtered, and this is {machine}"
         )
     mark, column, clone = _MACHINES[machine]
     steps = [(_LOAD, 0, 0, 4), (_EQUALS, 1, 0, mark), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
@@ -97,7 +101,10 @@ def seccomp_filter(machine: str) -> bytes:
 def _bwrap() -> str:
     found = shutil.which("bwrap")
     if found is None:
-        raise NoSandbox(f"code runs only in bubblewrap's sandbox, and bwrap is not installed; {_WAY_OUT}")
+        raise NoSandbox(
+            "code runs only in bubblewrap's sandbox, and bwrap is not installed",
+            "install it (apt-get install bubblewrap)",
+        )
     return found
 
 
@@ -188,7 +195,7 @@ def run_tests(code: str, entry: str, prompt: str, test: str, limits: Limits | No
         for _, complaints in sides:
             complaints.seek(0)
             if (words := complaints.read(400)).startswith(b"bwrap:"):
-                raise NoSandbox(_refusal(words.decode("utf-8", "replace")))
+                raise _refusal(words.decode("utf-8", "replace"))
         try:
             found = json.loads(said)
             return bool(found["passed"]), str(found["why"])
@@ -215,11 +222,11 @@ def _read_until(stream: IO[bytes], deadline: float) -> bytes | None:
     return None
 
 
-def _refusal(words: str) -> str:
-    return (
-        f"bubblewrap cannot make a sandbox here ({' '.join(words.split())}); allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-        "on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a container they must be allowed from outside), or choose a task that "
-        "runs no code"
+def _refusal(words: str) -> NoSandbox:
+    return NoSandbox(
+        f"bubblewrap cannot make a sandbox here ({' '.join(words.split())})",
+        "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0; in a "
+        "container they must be allowed from outside)",
     )
 
 
@@ -227,6 +234,12 @@ def require_sandbox() -> None:
     """Refuse where code cannot be run safely: a right answer must pass in a real sandbox here, and a wrong one must not."""
     prompt, test = 'def one():\n    """One."""\n', "def check(candidate):\n    assert candidate() == 1\n"
     for code, right in (("def one():\n    return 1\n", True), ("def one():\n    return 2\n", False)):
-        passed, why = run_tests(code, "one", prompt, test)
+        try:
+            passed, why = run_tests(code, "one", prompt, test)
+        except OSError as fault:  # a file of that name that is no program
+            passed, why = not right, str(fault)
         if passed != right:
-            raise NoSandbox(f"bubblewrap's sandbox does not work here ({why}); {_WAY_OUT}")
+            raise NoSandbox(
+                f"bwrap is installed, but its sandbox does not work here ({why})",
+                "install it anew (apt-get install --reinstall bubblewrap), and see what `bwrap --ro-bind / / true` says",
+            )
