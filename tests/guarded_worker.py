@@ -1,4 +1,4 @@
-"""The grader's worker, as a process that tells how often it was asked, and dies of some questions or waits."""
+"""A process that tells how often it was asked, and dies of some questions or waits: the grader's worker, or one that starts at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,16 @@ def _waiting(sign: Path) -> list[Path]:
     return list(sign.parent.glob(f"{sign.name}-*"))
 
 
-def prepare() -> Callable[[str, str], dict[str, Any]]:
-    judged, asked = worker.prepare(), 0
+def by_terms(given: str, reference: str) -> dict[str, Any]:
+    """The grader's answers to sums, without the second that importing its libraries takes."""
+    if given.strip() == reference:
+        return {"grade": [True, "same text"]}
+    same = sorted(given.split("+")) == sorted(reference.split("+"))
+    return {"grade": [same, "same value" if same else "other value"]}
+
+
+def prepare(judged: Callable[[str, str], dict[str, Any]] | None = None) -> Callable[[str, str], dict[str, Any]]:
+    judged, asked = judged or worker.prepare(), 0
 
     def answer(given: str, reference: str) -> dict[str, Any]:
         nonlocal asked

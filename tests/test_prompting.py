@@ -178,7 +178,7 @@ questions = (st.sampled_from(NASTY) | st.text(min_size=1, max_size=40)).filter(s
 
 
 @pytest.mark.parametrize("habit", MADE, ids=lambda habit: habit.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @example(question="\nsecond line", condition=MLESS, seed=0)
 @example(question="tail \n ", condition=replace(MLESS, placement="end"), seed=0)
 @given(question=questions, condition=conditions, seed=st.integers(0, 99))
@@ -187,7 +187,7 @@ def test_any_question_in_any_placement(habit: Habit, question: str, condition: C
 
 
 @pytest.mark.parametrize("habit", [Habit("raw", byte_level, "raw", _raw), Habit("chat", byte_level, "chat", _chatml)])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(question=questions, condition=conditions, seed=st.integers(0, 99))
 def test_any_question_for_the_embedded_model(
     habit: Habit, question: str, condition: Condition, seed: int, embedded: LoadedModel

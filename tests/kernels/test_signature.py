@@ -46,7 +46,7 @@ def asked(seen: Tensor) -> Callable[[int, int], Tensor]:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_rows_and_ends_are_the_mask(case):
     starts, keys, _ = case
     ours, seen = Intervals(starts, keys), square(starts, keys)
@@ -61,7 +61,7 @@ def test_rows_and_ends_are_the_mask(case):
 
 
 @given(cases(), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_few_queries_see_what_lies_near_them(case, aligned):
     starts, keys, _ = case
     seen, queries = square(starts, keys), starts.shape[1]
@@ -80,7 +80,7 @@ def test_a_few_queries_see_what_lies_near_them(case, aligned):
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_even_head_is_the_reference_s_with_all_scores_zero(case):
     starts, keys, sets = case
     batch, queries = starts.shape
@@ -113,7 +113,7 @@ def test_other_sets_get_their_own_yardstick():
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_made_of_intervals_is_found(case):
     starts, keys, sets = case
     seen, members = square(starts, keys), sets[:, 0]
@@ -136,7 +136,7 @@ def test_what_is_made_of_intervals_is_found(case):
 
 
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(0, 2), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_it_is_found_exactly_where_it_is_one(batch, queries, before, data):
     """Any mask at all: accepted where every row is one run that ends at its own key and starts never fall, refused elsewhere."""
     keys = queries + before

@@ -20,9 +20,11 @@ from mless.models.loading import describe, fingerprint
 _WORKER = """
 import json, sys, warnings
 import mless
+from huggingface_hub import constants
 warnings.simplefilter("error")
 for line in sys.stdin:
     asked = json.loads(line)
+    constants.HF_HUB_OFFLINE = asked.pop("offline", constants.HF_HUB_OFFLINE)
     try:
         model = mless.load(asked.pop("name"), **asked)
         answer = {"label": model.label, "loaded": model.loaded_layers, "fingerprint": model.fingerprint}
@@ -166,7 +168,16 @@ def test_without_a_network_the_cache_serves_what_it_has(worker: Worker, hub: Sta
         assert len(hub.requests) == before
 
 
-def test_a_shard_that_is_not_in_the_cache_is_named_offline(worker: Worker, hub: StandInHub, home: Path) -> None:
+def test_a_shard_that_is_not_in_the_cache_is_named_offline(worker: Worker, hub: StandInHub) -> None:
+    online, before = worker.load("a/tiny", layers=1), len(hub.requests)
+    assert worker.load("a/tiny", layers=1, offline=True) == online
+    assert "hf download a/tiny" in _message(worker.load("a/tiny", layers=6, offline=True))
+    assert len(hub.requests) == before
+    assert worker.load("a/tiny", layers=1, offline=False) == online
+
+
+@pytest.mark.slow
+def test_a_process_that_begins_offline(worker: Worker, hub: StandInHub, home: Path) -> None:
     online = worker.load("a/tiny", layers=1)
     process = Worker(hub.url, home, HF_HUB_OFFLINE="1")
     try:
