@@ -7,13 +7,14 @@ import functools
 import importlib.util
 import re
 from collections.abc import Callable
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
 
 import jaxtyping
 from beartype import beartype
-from jaxtyping import install_import_hook
+from jaxtyping import _import_hook, install_import_hook
 
 
 def check_types() -> None:
@@ -34,7 +35,23 @@ def check_types() -> None:
         return decorate
 
     jaxtyping.jaxtyped = checked  # what the hook writes above every function is looked up here
+    _keep_others_bytecode()
     install_import_hook(checked_modules(), "beartype.beartype").__enter__()
+
+
+def _keep_others_bytecode() -> None:
+    """While a module of mless is imported, jaxtyping gives all bytecode a name of its own, also that of what is imported from there.
+
+    So torch and transformers were compiled anew, which takes longer than all the rest of importing them.
+    """
+    marked, own = _import_hook._optimized_cache_from_source, str(_root())
+
+    def named(mark: str, /, path: Any, debug_override: bool | None = None) -> str:
+        return (
+            marked(mark, path, debug_override) if str(path).startswith(own) else cache_from_source(path, debug_override)
+        )
+
+    _import_hook._optimized_cache_from_source = named
 
 
 def is_inner(function: FunctionType) -> bool:
@@ -76,12 +93,16 @@ def _for_readers(file: str) -> frozenset[str]:
 
 def checked_modules() -> list[str]:
     """Every module of mless but the files of GPU kernels: Triton compiles a kernel's own source, which must not be wrapped."""
-    spec = importlib.util.find_spec("mless")
-    assert spec is not None
-    assert spec.origin is not None
-    root = Path(spec.origin).parent
+    root = _root()
     rooms = [path.stem for path in root.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     kernels = [path.stem for path in (root / "kernels").glob("*.py")]
     kept = [name for name in kernels if name != "__init__" and not name.endswith(("_triton", "_hopper"))]
     named = [f"mless.{room}" for room in rooms if room not in ("__init__", "kernels")]
     return sorted([*named, *(f"mless.kernels.{name}" for name in kept)])
+
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("mless")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

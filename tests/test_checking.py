@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from beartype.roar import BeartypeCallHintParamViolation
-from jaxtyping import TypeCheckError
+from jaxtyping import TypeCheckError, _import_hook
 
 from checking import checked_modules, is_inner, is_plain
 from mless.engines.slots import SlotCache
@@ -50,6 +50,14 @@ def test_shapes_are_left_to_jaxtyping_and_the_rest_is_plain() -> None:
     assert not is_plain(inspect.unwrap(holm))
     assert not is_plain(inspect.unwrap(SlotCache.write))  # by a name for a list of shapes
     assert is_plain(inspect.unwrap(vote_of))
+
+
+def test_only_bytecode_of_mless_is_kept_apart() -> None:
+    """Else torch and transformers, which mless imports, would be compiled anew in every process."""
+    for module, apart in ((vote_of, True), (pytest, False)):
+        file = inspect.getfile(inspect.unwrap(module))
+        kept = _import_hook._optimized_cache_from_source("mark", file)
+        assert (kept != importlib.util.cache_from_source(file)) is apart
 
 
 def test_a_function_inside_another_is_not_checked() -> None:
