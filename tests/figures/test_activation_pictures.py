@@ -44,13 +44,13 @@ def titles(figure: Any) -> list[str]:
     return [axes.get_title() for axes in figure.axes]
 
 
+@pytest.mark.parametrize("again", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spec", [FIG4, FIG7], ids=["fig4", "fig7"])
-def test_pictures_are_written_and_do_not_change(folder: Path, tmp_path: Path, spec: FigureSpec) -> None:
+def test_pictures_are_written_and_do_not_change(folder: Path, tmp_path: Path, spec: FigureSpec, again: str) -> None:
     first = draw(spec, [folder], layer=1, out=tmp_path / "a")
-    again = draw(spec, [folder], layer=1, out=tmp_path / "b")
     assert [path.name for path in first] == [f"{spec.id}.png", f"{spec.id}.svg"]
-    for one, other in zip(first, again, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    (alone,) = draw(spec, [folder], layer=1, formats=[again], out=tmp_path / "b")
+    assert alone.read_bytes() == (tmp_path / "a" / alone.name).read_bytes()
     with Image.open(first[0]) as image:
         assert "layer 1: tiny" in image.info["Title"]
         assert "95 % interval over items" in image.info["Description"]
@@ -135,7 +135,8 @@ def test_activations_that_are_mostly_zero_can_be_drawn(folder: Path, tmp_path: P
     table_replaced(other, "activation_histograms", counts.to_arrow())
     changes = pl.read_parquet(other / "activations.parquet").with_columns(threshold=pl.lit(0.0))
     table_replaced(other, "activations", changes.to_arrow())
-    assert len(draw(FIG4, [other], layer=1, formats=["png"], out=tmp_path / "out")) == 1
+    spec = FigureSpec("fig4", "activations", (), ("none", "mless"))
+    assert len(draw(spec, [other], layer=1, formats=["png"], out=tmp_path / "out")) == 1
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------------

@@ -35,11 +35,12 @@ def texts(path: Path) -> str:
     return re.sub(r"<[^>]*>", " ", path.read_text(encoding="utf-8"))
 
 
-def test_the_same_bytes_each_time_and_a_caption_of_its_own(folder, tmp_path):
+@pytest.mark.parametrize("again", ["svg", pytest.param("png", marks=pytest.mark.slow)])
+def test_the_same_bytes_each_time_and_a_caption_of_its_own(folder, tmp_path, again):
     first = draw(FIG3, [folder], formats=("png", "svg"), out=tmp_path / "a")
-    again = draw(FIG3, [folder], formats=("png", "svg"), out=tmp_path / "b")
     assert [path.name for path in first] == ["fig3.png", "fig3.svg"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    (alone,) = draw(FIG3, [folder], formats=(again,), out=tmp_path / "b")
+    assert alone.read_bytes() == (tmp_path / "a" / alone.name).read_bytes()
     with Image.open(first[0]) as image:
         assert image.info["Title"].startswith("How filler moves attention outputs: tiny L1H")
         assert "n = 6 items (3 scored)" in image.info["Description"]

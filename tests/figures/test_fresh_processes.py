@@ -68,8 +68,8 @@ def test_every_kind_of_picture_is_here() -> None:
 @pytest.mark.parametrize("name", ["map", "fig10"])
 def test_last_bits_of_a_layout_do_not_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On some processors the layout solver does not repeat them. fig10 has parts of its own (subfigures)."""
-    write_folder(tmp_path / "attention", label=QWEN)
-    write_answers(tmp_path / "answers", items=30)
+    write_folder(tmp_path / "attention", label=QWEN, layers=2, heads=4, items=4)
+    write_answers(tmp_path / "answers", items=12)
     spec, folders = PICTURES[name]
     execute = style.ConstrainedLayoutEngine.execute
     found: set[bytes] = set()

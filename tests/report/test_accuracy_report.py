@@ -139,7 +139,10 @@ def test_publishing_draws_what_is_fresh_or_missing(tmp_path: Path) -> None:
 
 def test_hostile_answers_are_shown_as_text_and_in_part(tmp_path: Path) -> None:
     long = EVIL + "</pre></details>" + "A" * 100_000
-    path = write_answers(tmp_path / "r", items=40, effects={"mless": -0.5}, label=EVIL, task=EVIL, text=long)
+    given = ("none", "none-again", "mless")
+    path = write_answers(
+        tmp_path / "r", items=24, conditions=given, effects={"mless": -0.6}, label=EVIL, task=EVIL, text=long
+    )
     table = pq.read_table(path / "answers.parquet")
     rows = table.to_pylist()
     for row in rows:

@@ -134,7 +134,10 @@ def test_the_exponent_comes_first_and_p_last(page: Page) -> None:
 
 
 def test_a_folder_from_before_the_exponent_has_its_page(tmp_path: Path) -> None:
-    path = write_folder(tmp_path / "r", layers=2, heads=3, items=4, about={"prompt": "raw"}, exponents=False)
+    given = ("none", "mless")
+    path = write_folder(
+        tmp_path / "r", layers=2, heads=2, items=4, conditions=given, about={"prompt": "raw"}, exponents=False
+    )
     text = Page(publish(path, fresh=True).read_text(encoding="utf-8")).text
     assert "retained λ" in text
     assert "exponent ε95 %" not in text.replace("\n", "")  # no such column
@@ -152,7 +155,8 @@ def test_random_text_of_another_length_is_no_yardstick(tmp_path: Path) -> None:
 
 
 def test_publishing_draws_what_is_fresh_or_missing(tmp_path: Path) -> None:
-    path = write_folder(tmp_path / "r", layers=1, heads=3, items=2, about={"prompt": "raw"})
+    given = ("none", "mless")
+    path = write_folder(tmp_path / "r", layers=1, heads=2, items=2, conditions=given, about={"prompt": "raw"})
     said: list[str] = []
     page = publish(path, fresh=False, say=said.append)
     assert (page, said) == (path / "report.html", ["drawing"])
