@@ -27,7 +27,7 @@ from mless.report import publish
 
 model, out = sys.argv[1:]
 answers = {"model": "any", "data": "arithmetic:1:4", "conditions": "none,mless", "accuracy.engine": "parrot", "accuracy.grader": "exact"}
-publish(mless.run("accuracy", f"{out}/answers", **answers).folder, fresh=True)
+mless.run("accuracy", f"{out}/answers", **answers)
 small = {"model": model, "layers": "1-2", "limit": 3, "prompt": "raw"}
 mless.run("activations", f"{out}/arm", conditions="none,arm", **{"arm.rule": "mean", "arm.c": 0.5}, **small)
 own = mless.run(f"{out}/own.toml", f"{out}/own", **small).folder

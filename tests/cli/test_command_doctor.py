@@ -153,20 +153,19 @@ def test_a_self_test_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch
     assert says().startswith("FileNotFoundError: ")
 
 
-#: The package that most others need, and one that few do; each takes seconds, so the others are in the slow tier.
-TWO_OF_THE_CORE = ("torch", "pydantic")
-
-
 @pytest.mark.parametrize(
-    "module",
+    "modules",
     [
-        name if name in TWO_OF_THE_CORE else pytest.param(name, marks=pytest.mark.slow)
-        for name in (one.partition(".")[0] for one in health._CORE.values())
+        ("torch", "pydantic"),  # the package that most others need, and one that few do
+        # Each takes seconds.
+        *(pytest.param((one.partition(".")[0],), marks=pytest.mark.slow) for one in health._CORE.values()),
     ],
+    ids=" and ".join,
 )
-def test_a_core_package_that_cannot_be_imported(module: str, tmp_path: Path) -> None:
+def test_a_core_package_that_cannot_be_imported(modules: tuple[str, ...], tmp_path: Path) -> None:
     """It is installed, and broken: a file of its name on the path fails in its place."""
-    (tmp_path / f"{module}.py").write_text("raise ImportError('broken on purpose')")
+    for module in modules:
+        (tmp_path / f"{module}.py").write_text("raise ImportError('broken on purpose')")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-P", "-m", "mless", "doctor", "--no-self-test"],
@@ -177,10 +176,10 @@ def test_a_core_package_that_cannot_be_imported(module: str, tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": path},
     )
     assert (done.returncode, done.stderr) == (2, "")
-    name = module.replace("_", "-")
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"missing   {name}: ")]
-    assert "is installed, but cannot be imported (ImportError: broken on purpose)" in line
-    assert line.endswith(f" -> pip install --force-reinstall {name}")
+    for name in (module.replace("_", "-") for module in modules):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"missing   {name}: ")]
+        assert "is installed, but cannot be imported (ImportError: broken on purpose)" in line
+        assert line.endswith(f" -> pip install --force-reinstall {name}")
     assert "disk, working folder: " in done.stdout, "the other parts are looked at too"
     assert done.stdout.splitlines()[-1].startswith("The core does not work")
 

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     [
         pytest.param(r"\n", "\n", r"mless (5 × '\n', before-question)", marks=pytest.mark.slow),
         (r"\\n", "\\n", r"tokens, '\\n' (2 tokens) repeated"),
-        (" #x", " #x", "5 tokens, ' #x' ("),
+        pytest.param(" #x", " #x", "5 tokens, ' #x' (", marks=pytest.mark.slow),
     ],
 )
 def test_fillers_as_they_are_typed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-import subprocess
 import sys
 import zipfile
 import zlib
@@ -449,10 +448,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_command_prints_the_verdict_and_the_table(tmp_path: Path, run: Callable[..., tuple[object, str, str]]):
     asked = ["import", *two(tmp_path), "--out", str(tmp_path / "out"), "--model", "tiny"]
-    done = subprocess.run([sys.executable, "-m", "mless.cli", *asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "tiny, 60 items" in done.stdout
-    assert "(120 answers imported)" in done.stdout
+    code, said, err = run(*asked)
+    assert code == 0, err
+    assert "tiny, 60 items" in said
+    assert "(120 answers imported)" in said
     assert (tmp_path / "out" / "report.html").exists()
     told = json.loads(run(*asked, "--json")[1])
     assert {row["condition"] for row in told["accuracy"]} == {"none", "mless"}
