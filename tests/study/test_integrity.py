@@ -81,7 +81,7 @@ def everything_read(folder: ResultFolder) -> Iterator[pa.Table]:
         yield folder.read_table(table)
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_flipped_bits_change_no_number(finished: Path, tmp_path: Path, count: int) -> None:
     """One bit at a time, over units, tables and study.json: what is read is refused, or it is what was stored."""
     rng = random.Random(count)
@@ -139,8 +139,17 @@ def test_a_copied_unit_is_refused(tiny: Path, finished: Path, unfinished: Path, 
     assert tables_of(unfinished) == tables_of(finished)
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("how", ["no rows", "garbage", "another's"])
+@pytest.mark.parametrize(
+    ("how", "table"),
+    [
+        *(("no rows", table) for table in TABLES),
+        *(
+            pytest.param(how, table, marks=[] if table in ("attention", "retained") else [pytest.mark.slow])
+            for how in ("garbage", "another's")
+            for table in TABLES
+        ),
+    ],
+)
 def test_a_table_that_is_not_the_stored_one_is_not_already_stored(
     tiny: Path, finished: Path, tmp_path: Path, table: str, how: str
 ) -> None:
@@ -272,7 +281,7 @@ class Removing(Heard):
                 os.unlink(self._out / "study.json")
 
 
-@pytest.mark.parametrize("what", ["folder", "folder, made again", "content"])
+@pytest.mark.parametrize("what", ["folder, made again", "content", pytest.param("folder", marks=pytest.mark.slow)])
 def test_a_folder_removed_while_its_study_runs_can_be_made_again(
     tiny: Path, finished: Path, tmp_path: Path, what: str
 ) -> None:

@@ -140,7 +140,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     spec = load_study("quick", chosen)
     run_study(spec, whole)
     # two files a unit, twenty-four units, study.json, .lock, four tables
-    kill_and_rerun(Forked, tmp_path / "killed", options, kills=3, most_files=54, seed=1, seconds=1)
+    kill_and_rerun(Forked, tmp_path / "killed", options, kills=2, most_files=54, seed=1, seconds=1)
     run_study(spec, tmp_path / "killed")  # what the command runs, without another start of Python
     assert_same_results(whole, tmp_path / "killed")
 

@@ -71,9 +71,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def run_tiny(model: Path, out: Path, **changes: Any) -> Outcome:
+def run_tiny(model: Path, out: Path, heard: Heard | None = None, **changes: Any) -> Outcome:
     chosen = {"model": str(model), "limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", **changes}
-    return run_study(load_study("quick", chosen), out)
+    return run_study(load_study("quick", chosen), out, heard)
 
 
 @pytest.fixture(scope="module")
@@ -397,12 +397,14 @@ def test_a_second_run_computes_nothing(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_only_missing_units_are_computed_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_missing_units_are_computed_again(
+    tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    shutil.copytree(plain, copy)
     store = take_apart(copy)
-    store.unit_path("attention", "mless-00002").unlink()
-    store.unit_path("dilution", "random-00004").unlink()
+    store.unit_path("attention", "none-00003").unlink()
+    store.unit_path("dilution", "mless-00002").unlink()
     written: list[str] = []
     write = ResultFolder.write_unit
 
@@ -412,10 +414,10 @@ def test_only_missing_units_are_computed_again(folder: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(ResultFolder, "write_unit", noted)
     heard = Heard()
-    assert run_study(load_study("quick", SMALL), copy, heard).computed == 2
-    assert heard.steps == [(11, 12), (12, 12)]
-    assert written == ["mless-00002", "random-00004"]
-    assert tables_of(copy) == tables_of(folder)
+    assert run_tiny(tiny, copy, heard).computed == 2
+    assert heard.steps == [(5, 6), (6, 6)]
+    assert written == ["none-00003", "mless-00002"]
+    assert tables_of(copy) == tables_of(plain)
 
 
 def test_units_are_removed_once_the_tables_hold_them(folder: Path, tmp_path: Path) -> None:
@@ -454,7 +456,9 @@ def unwanted(*args: Any, **kwargs: Any) -> Any:
 NARROW: dict[str, Any] = {"margins.drop": 0.9999, "margins.rise": 1.0001, "margins.same": [0.99999, 1.00001]}
 
 
-@pytest.mark.parametrize("changes", [NARROW, {"flips": 200_000}, NARROW | {"flips": 200_000}])
+@pytest.mark.parametrize(
+    "changes", [NARROW, {"flips": 200_000}, pytest.param(NARROW | {"flips": 200_000}, marks=pytest.mark.slow)]
+)
 def test_other_margins_and_flips_need_no_model(
     tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -639,27 +643,25 @@ def test_a_folder_somebody_writes_is_left_alone(tiny: Path, tmp_path: Path) -> N
 # ---- the same numbers by other roads -------------------------------------------------------------------------------------
 
 
-def test_batches_give_the_same_numbers(folder: Path, tables: dict[str, pl.DataFrame], tmp_path: Path) -> None:
-    run_study(load_study("quick", SMALL, ["batch_size=3"]), tmp_path / "r")
+def test_batches_give_the_same_numbers(tiny: Path, plain: Path, tmp_path: Path) -> None:
+    run_tiny(tiny, tmp_path / "r", batch_size=3)
     for name in ("attention", "dilution", "retained"):
-        batched = pl.read_parquet(tmp_path / "r" / f"{name}.parquet")
-        assert_frame_equal(batched, tables[name], abs_tol=1e-5, rel_tol=1e-5)
+        batched, alone = (pl.read_parquet(path / f"{name}.parquet") for path in (tmp_path / "r", plain))
+        assert_frame_equal(batched, alone, abs_tol=1e-5, rel_tol=1e-5)
 
 
-def test_chosen_heads_and_layers_are_the_whole_runs_rows(tiny: Path, tmp_path: Path) -> None:
-    run_tiny(tiny, tmp_path / "all")
+def test_chosen_heads_and_layers_are_the_whole_runs_rows(tiny: Path, plain: Path, tmp_path: Path) -> None:
     run_tiny(tiny, tmp_path / "some", layers="2", heads="1,4")
     keys = (pl.col("layer") == 2) & pl.col("head").is_in([1, 4])
-    whole = pl.read_parquet(tmp_path / "all" / "attention.parquet").filter(keys)
+    whole = pl.read_parquet(plain / "attention.parquet").filter(keys)
     assert_frame_equal(pl.read_parquet(tmp_path / "some" / "attention.parquet"), whole, abs_tol=1e-6)
 
 
-def test_a_run_from_a_script_is_the_same(tiny: Path, tmp_path: Path) -> None:
-    run_tiny(tiny, tmp_path / "a")
+def test_a_run_from_a_script_is_the_same(tiny: Path, plain: Path, tmp_path: Path) -> None:
     outcome = mless.run(
         "quick", tmp_path / "b", model=str(tiny), limit=3, length=5, conditions=["none", "mless"], prompt="raw"
     )
-    assert tables_of(outcome.folder) == tables_of(tmp_path / "a")
+    assert tables_of(outcome.folder) == tables_of(plain)
 
 
 # ---- edges ---------------------------------------------------------------------------------------------------------------
@@ -700,8 +702,8 @@ OLDER = r"made by an older mless \(format 1\), which stored no checksums .* stil
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_an_older_folder_opens_but_is_not_continued(tiny: Path, tmp_path: Path, finished: bool) -> None:
-    run_tiny(tiny, tmp_path / "out")
+def test_an_older_folder_opens_but_is_not_continued(tiny: Path, plain: Path, tmp_path: Path, finished: bool) -> None:
+    shutil.copytree(plain, tmp_path / "out")
     lines = verdict_lines(tmp_path / "out")
     as_of_format_1(tmp_path / "out")
     assert verdict_lines(tmp_path / "out") == lines
@@ -792,16 +794,18 @@ def test_a_prompt_longer_than_the_context_is_named_before_anything_is_written(tm
 
 
 @pytest.mark.parametrize("what", ["prompts as rendered", "dtype in use", "kind of device", "unit format"])
-def test_units_made_under_other_circumstances_are_not_mixed_in(folder: Path, tmp_path: Path, what: str) -> None:
+def test_units_made_under_other_circumstances_are_not_mixed_in(
+    tiny: Path, plain: Path, tmp_path: Path, what: str
+) -> None:
     """A template may write today's date, and `auto` is another dtype on another machine: same study by name, other numbers."""
     copy = tmp_path / "interrupted"
-    shutil.copytree(folder, copy)
+    shutil.copytree(plain, copy)
     take_apart(copy)
     with about_changed(copy) as about:
         about["identity"][what] = "something else"
     before = sorted(path.name for path in copy.rglob("*"))
     with pytest.raises(BadFolder, match=rf"it differs in {what}; choose another --out"):
-        run_study(load_study("quick", SMALL), copy)
+        run_tiny(tiny, copy)
     assert sorted(path.name for path in copy.rglob("*")) == before
 
 

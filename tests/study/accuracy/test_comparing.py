@@ -331,7 +331,7 @@ def test_single_items_as_clusters_give_the_interval_of_pass_at_1():
     assert row["lo"] == pytest.approx(1 - 0.086, abs=0.01)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.95])
+@pytest.mark.parametrize("share", [0.95, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_the_interval_of_an_accuracy_covers_when_items_come_in_clusters(share: float):
     sets, groups, size = 400, 40, 5
     rng = np.random.default_rng(8)

@@ -149,7 +149,9 @@ def only_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "_interval_of_all", lambda *_: (math.nan, math.nan))
 
 
-@pytest.mark.parametrize(("again", "primary"), [(0.0, None), (0.15, None), (0.15, "mless")])
+@pytest.mark.parametrize(
+    ("again", "primary"), [(0.0, None), (0.15, "mless"), pytest.param(0.15, None, marks=pytest.mark.slow)]
+)
 def test_the_rule_by_hand_is_the_rule_of_the_comparison(
     again: float, primary: str | None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -39,8 +39,18 @@ def run_tiny(model: Path, out: Path, *sets: str, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_tiny(model, tmp_path_factory.mktemp("affine") / "results")
+def with_units(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished folder that still has its units."""
+    with units_kept():
+        return run_tiny(model, tmp_path_factory.mktemp("affine") / "results")
+
+
+@pytest.fixture(scope="module")
+def folder(with_units: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "results"
+    shutil.copytree(with_units, path)
+    ResultFolder(path).drop_units()
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +173,9 @@ def test_points_lie_where_the_forms_put_them(folder):
 # ---- resuming -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_lost_units_and_tables_ends_with_the_same_bytes(folder, model, tmp_path):
+def test_a_run_that_lost_units_and_tables_ends_with_the_same_bytes(folder, with_units, model, tmp_path):
     out = tmp_path / "again"
-    with units_kept():
-        run_tiny(model, out)
+    shutil.copytree(with_units, out)
     for lost in ("mless-00002", "random-00006", "position-only-00001"):
         not_finished(out).unit_path("affine_items", lost).unlink()
     outcome = run_study(load_study("affine", {"model": str(model), **SMALL}), out)
@@ -254,7 +263,7 @@ def test_all_original_tokens_on_request(affine, model, tmp_path):
 
 
 def test_filler_that_nothing_comes_after(model, tmp_path):
-    path = run_tiny(model, tmp_path / "end", conditions="none,mless", placement="end")
+    path = run_tiny(model, tmp_path / "end", limit=4, conditions="none,mless", placement="end")
     rows = pl.read_parquet(path / "affine.parquet")
     assert rows["r2_constant"].null_count() == rows.height
     assert set(rows["n_items"]) == {0}
