@@ -57,7 +57,7 @@ class Forked:
 
 
 def _command(out: Path, *options: str) -> None:
-    os.nice(10)  # whoever is to kill it comes first
+    os.nice(3)  # whoever is to kill it comes first; much more, and a busy machine never lets it begin
     sys.argv = ["mless", "run", "quick", "--out", str(out), *options]
     with (
         Path(os.devnull).open("w") as nowhere,
