@@ -127,7 +127,7 @@ class Guarded:
         return json.loads(line) if line else {}
 
     def kill(self) -> None:
-        """Whoever waits for an answer gets a fault, and has to `end` it."""
+        """A thread that waits for an answer gets a fault, and has to `end` it."""
         self._process.kill()
 
     def end(self) -> None:
@@ -175,7 +175,7 @@ class Replaced:
                 self.end()
 
     def stop(self) -> None:
-        """From another thread: no more answers. Whoever asks has to `end` it."""
+        """From another thread: no more answers. The thread that asks has to `end` it."""
         self._stopped = True
         if process := self.process:
             process.kill()

@@ -20,7 +20,7 @@ from mless import kernels
 from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, LazyMask, Mask, attending
-from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture, first_line
 from mless.models import LoadedModel
 from mless.models.seams import among, attention_layers, attention_modules
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name, numbers_of
@@ -490,7 +490,7 @@ def _run_in_parts(
             if isinstance(fault, RuntimeError) and "size of tensor" not in str(fault):
                 raise
             raise UnsupportedArchitecture(
-                f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({str(fault).splitlines()[0]}); "
+                f"{model.family!r} keeps more than keys and values between the parts of a long prompt ({first_line(fault)}); "
                 f"give part={ids.shape[1]} or more to run it whole, or shorten it"
             ) from fault
 

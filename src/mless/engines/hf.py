@@ -39,7 +39,7 @@ from mless.engines.slots import (
     sent,
     slot_attention,
 )
-from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, is_out_of_memory
+from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, first_line, is_out_of_memory
 from mless.gates import check_count
 from mless.models import LoadedModel
 from mless.models.widening import widened
@@ -271,7 +271,7 @@ class HfEngine:
         except (ValueError, AttributeError) as raised:  # raised by a model that asks for another kind of cache
             fault = raised
         if fault is not None or not self._cache.ready:
-            why = f" ({str(fault).splitlines()[0]})" if fault is not None else ""
+            why = f" ({first_line(fault)})" if fault is not None else ""
             raise UnsupportedArchitecture(
                 f"{model.family!r} keeps some of its state outside of a key-value cache, which slots cannot hold{why}; use --engine vllm or openai"
             ) from fault

@@ -243,9 +243,7 @@ def _device(asked: str) -> torch.device:
         device = torch.device(asked)
         torch.empty(1, device=device).item()  # the meta device has room but no numbers
     except (RuntimeError, AssertionError) as fault:
-        raise BadStudy(
-            f"no device {asked!r} on this machine ({str(fault).splitlines()[0]}); try --device cpu"
-        ) from None
+        raise BadStudy(f"no device {asked!r} on this machine ({first_line(fault)}); try --device cpu") from None
     return device
 
 

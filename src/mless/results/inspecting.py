@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mless import gates
-from mless.errors import BadFolder
+from mless.errors import BadFolder, first_line
 from mless.limits import TABLE_BYTES
 from mless.results.folder import SEALED, ResultFolder, no_result_folder
 
@@ -95,7 +95,7 @@ def _check_unit(folder: ResultFolder, file: Path, *, sealed: bool) -> None:
             for _ in opened.iter_batches():  # all that can be said of it is that it can be read
                 pass
     except (OSError, pa.ArrowException, ValueError, OverflowError) as fault:
-        raise refuse(f"cannot be read ({str(fault).partition(chr(10))[0]})") from None
+        raise refuse(f"cannot be read ({first_line(fault)})") from None
 
 
 def _look(found: Findings, check: Callable[[], object]) -> None:
