@@ -397,15 +397,15 @@ def logits_of(model: Any, ids: Tensor = IDS, **given: Any) -> Tensor:
 
 @torch.inference_mode()
 def test_answers_do_not_depend_on_the_batch(llama):
-    prompts = [ids_of(4 + (7 * n) % 19, n) for n in range(32)]
+    prompts = [ids_of(4 + (7 * n) % 19, n) for n in range(16)]
     plain = greedy(llama, prompts)
     with arm(llama, c=0.32, p1=99.5, layers=[1, 2], seed=5):
         alone = [greedy(llama, [prompt])[0] for prompt in prompts]
-        assert sum(a != b for a, b in zip(alone, plain, strict=True)) > 16
-        assert len(set(alone)) > 16
+        assert sum(a != b for a, b in zip(alone, plain, strict=True)) > 8
+        assert len(set(alone)) > 8
         assert greedy(llama, prompts) == alone
-        assert [row for at in range(0, 32, 4) for row in greedy(llama, prompts[at : at + 4])] == alone
-        order = random.Random(1).sample(range(32), 32)
+        assert [row for at in range(0, 16, 4) for row in greedy(llama, prompts[at : at + 4])] == alone
+        order = random.Random(1).sample(range(16), 16)
         assert greedy(llama, [prompts[n] for n in order]) == [alone[n] for n in order]
         assert greedy_on_the_right(llama, prompts) == alone
         assert greedy_on_the_right(llama, prompts[3:7]) == alone[3:7]
@@ -592,11 +592,15 @@ def fresh(request):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
+COMPILED = pytest.mark.parametrize(
     ("fresh", "backend"),
     [(1, "eager"), *(pytest.param(2, backend, marks=pytest.mark.slow) for backend in ("eager", "aot_eager"))],
     indirect=["fresh"],
 )
+
+
+@pytest.mark.slow
+@COMPILED
 def test_a_model_compiled_before_attaching(fresh, backend):
     plain = logits_of(fresh)
     with arm(fresh, c=0.3):
@@ -606,9 +610,14 @@ def test_a_model_compiled_before_attaching(fresh, backend):
     with arm(compiled, c=0.3):
         torch.testing.assert_close(logits_of(compiled), expected)
     torch.testing.assert_close(logits_of(compiled), plain)
-    # Through the model beneath it, too
-    inner = torch.compile(fresh.model, backend=backend)
-    fresh.model = inner
+
+
+@COMPILED
+def test_a_model_compiled_beneath_before_attaching(fresh, backend):
+    plain = logits_of(fresh)
+    with arm(fresh, c=0.3):
+        expected = logits_of(fresh)
+    fresh.model = torch.compile(fresh.model, backend=backend)
     torch.testing.assert_close(logits_of(fresh), plain)
     with arm(fresh, c=0.3):
         torch.testing.assert_close(logits_of(fresh), expected)
@@ -643,7 +652,7 @@ from tiny_answerers import answering, ids_of
 from mless.redistribution import arm
 
 model, counter = answering("llama", num_hidden_layers=int(sys.argv[1])).model, CompileCounter()
-prompts = [torch.tensor([ids_of(length)]) for length in range(5, 12)]
+prompts = [torch.tensor([ids_of(length)]) for length in (5, 6, 11)]
 compiled = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
 with torch.inference_mode():
     with arm(model, c=0.3):
@@ -667,8 +676,14 @@ def test_a_compiled_model_stays_one_graph_for_every_length(layers):
     assert done.stdout.split() == ["1"]
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "in_place"),
+    [
+        ("reduce-overhead", True),
+        ("max-autotune", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("reduce-overhead", False), ("max-autotune", True))),
+    ],
+)
 def test_captured_graphs_are_refused(fresh, mode, in_place):
     if in_place:
         fresh.compile(mode=mode)

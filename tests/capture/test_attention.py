@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
+import inspect
+import itertools
 import weakref
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mless import kernels
-from mless.capture import capturing, forwards, received
+from mless.capture import attention, capturing, forwards, received
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels import reference, streaming
 from mless.models.seams import attention_modules
@@ -393,9 +392,18 @@ def test_layers_that_are_not_there_are_refused(layer):
         pass
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "gpt_oss"])
-@pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("kernel", [kernels.received, streaming.received])
+#: Every family with every side, and either kernel with each of both.
+WINDOWED = list(itertools.product(["gemma3_text", "gemma2", "gpt_oss"], ["none", "left", "right"]))
+
+
+@pytest.mark.parametrize(
+    ("family", "side", "kernel"),
+    [
+        pytest.param(*case, kernel, marks=[pytest.mark.slow] * ((n + by) % 2))
+        for n, case in enumerate(WINDOWED)
+        for by, kernel in enumerate([kernels.received, streaming.received])
+    ],
+)
 def test_windows_are_looked_through_block_by_block(family, side, kernel, monkeypatch):
     """More blocks of queries than one, whose windows begin at other keys; rows of other lengths."""
     monkeypatch.setattr(forwards, "BLOCK_ELEMENTS", 2 * 4 * 700 * 256)
@@ -568,26 +576,14 @@ def test_one_layer_and_head_may_be_named_in_any_way(layers, heads):
     np.testing.assert_array_equal(named.received, plain.received)
 
 
-def test_what_is_no_list_of_prompts_is_refused(tmp_path):
-    """In a process of its own: here every argument's type is checked before the function sees it."""
-    said = """
-from mless.capture import received
-from mless.errors import BadPrompt
-from tiny import prompt_of, tiny
-for prompts in (prompt_of(("question", 3)), ["2 + 2 ="]):
-    try:
-        list(received(tiny("llama"), prompts))
-    except BadPrompt as fault:
-        print(fault)
-"""
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", said], capture_output=True, text=True, cwd=tmp_path, env=here, check=True
-    )
-    one, text = done.stdout.splitlines()
-    assert one.endswith("put it in a list")
-    assert "mless.prompts(" in text
-    assert text.endswith("got str")
+def test_what_is_no_list_of_prompts_is_refused(monkeypatch):
+    """Without the checks of conftest.py, which see an argument before the functions do."""
+    monkeypatch.setattr(attention, "_batches", inspect.unwrap(attention._batches))
+    unchecked = inspect.unwrap(received)
+    with pytest.raises(BadPrompt, match=r"put it in a list$"):
+        list(unchecked(tiny("llama"), prompt_of(("question", 3))))
+    with pytest.raises(BadPrompt, match=r"mless\.prompts\(.*got str$"):
+        list(unchecked(tiny("llama"), ["2 + 2 ="]))
 
 
 def test_a_layer_that_was_not_loaded_is_told_from_one_that_is_not_there():
@@ -628,7 +624,7 @@ def our_matrices(model, prompt: Prompt) -> dict[int, torch.Tensor]:
 
     with capturing(model.model, layers=[1, 2]) as recorder, torch.inference_mode():
         recorder.on_call = on_call
-        model.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False)
+        recorder.run(input_ids=torch.tensor([prompt.token_ids]), use_cache=False)
     return found
 
 
@@ -669,13 +665,12 @@ def test_the_oracle_on_the_embedded_model(embedded):
 def test_the_embedded_model_equals_the_reference(embedded):
     from mless.study.direct import items, prompts
 
-    rows = [
-        *prompts(embedded, items(limit=2), "mless", prompt="raw"),
-        *prompts(embedded, items(limit=1), prompt="chat"),
-    ]
-    ours = list(received(embedded, rows))
-    truth = list(received(embedded, rows, kernel=reference.received))
-    batched = list(received(embedded, rows, batch_size=3))
+    one = items(limit=1)
+    rows = [*prompts(embedded, one, "mless", prompt="raw"), *prompts(embedded, one, prompt="chat")]
+    some: dict[str, Any] = {"layers": [1, 2, 15, 30]}
+    ours = list(received(embedded, rows, **some))
+    truth = list(received(embedded, rows, kernel=reference.received, **some))
+    batched = list(received(embedded, rows, batch_size=2, **some))
     for a, b, c in zip(ours, truth, batched, strict=True):
         np.testing.assert_allclose(a.received, b.received, atol=1e-5)
         np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)

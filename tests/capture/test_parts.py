@@ -11,16 +11,24 @@ from transformers import AutoConfig, AutoModel
 
 from mless.capture import received
 from mless.errors import BadStudy, UnsupportedArchitecture
+from mless.values import Prompt
 from tiny import FAMILIES, prompt_of, tiny, wrapped
 
 LONG = prompt_of(("system", 12), ("filler", 30), ("question", 48))
 SHORT = prompt_of(("system", 5), ("question", 9), item="2", condition="none")
 
 
-@pytest.mark.parametrize(("family", "part"), [("llama", 1), *itertools.product(FAMILIES, (7, 32, 89))])
-def test_parts_add_up_to_the_whole(family: str, part: int) -> None:
+#: A third of them, every family and every part among them.
+SPLIT = [
+    pytest.param(family, part, LONG, marks=[] if (n + m) % 3 == 0 else pytest.mark.slow)
+    for (n, family), (m, part) in itertools.product(enumerate(FAMILIES), enumerate((7, 32, 89)))
+]
+
+
+@pytest.mark.parametrize(("family", "part", "prompt"), [("llama", 1, SHORT), *SPLIT])
+def test_parts_add_up_to_the_whole(family: str, part: int, prompt: Prompt) -> None:
     model = tiny(family)
-    whole, joined = next(received(model, [LONG])), next(received(model, [LONG], part=part))
+    whole, joined = next(received(model, [prompt])), next(received(model, [prompt], part=part))
     assert np.array_equal(joined.n, whole.n)
     for name in ("received", "uniform", "mass"):
         np.testing.assert_allclose(getattr(joined, name), getattr(whole, name), rtol=0, atol=2e-6, err_msg=name)

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import TopPLogitsWarper
 
 from mless import kernels
 
@@ -54,7 +53,7 @@ def logits_of(size: int, kind: str) -> Tensor:
 
 #: Of so many equals transformers leaves so many at this p.
 EQUALS = [(10, 0.9, 9), (3, 1 / 3, 1), (20, 0.95, 19), (5, 0.8, 4), (10, 0.7, 7), (8, 0.5, 4)]
-FEW_EQUALS = EQUALS[:2]
+FEW_EQUALS = EQUALS[:1]
 
 
 def draws_of(size: int) -> Tensor:
@@ -70,9 +69,9 @@ CASES = [
     (size, kind, name) for size, kind in ((1, "floats"), (300, "equals"), (300, "nearly all hidden")) for name in CUTS
 ]
 FEW = [
-    *((300, "equals", name) for name in ("all", "half of the 7 highest", "half", "both")),
+    *((300, "equals", name) for name in ("half of the 7 highest", "both")),
     (300, "nearly all hidden", "nearly all"),
-    (1, "floats", "both"),
+    (1, "floats", "all"),
 ]
 SHORT_CASES = [
     (dtype, kind, name)
@@ -85,9 +84,11 @@ FEW_SHORT = [SHORT_CASES[i] for i in (0, 7)]
 
 
 def main(path: str, *everything: str) -> None:
+    from interpreting import patch_the_language_once
     from mless.kernels import sampling_triton
     from mless.kernels.sampling import CLOSE
 
+    patch_the_language_once()
     sampling_triton._BLOCK, sampling_triton._PART = BLOCK, PART
 
     def tokens(logits: Tensor, draws: Tensor, name: str) -> Tensor:
@@ -154,6 +155,8 @@ def test_where_nothing_can_be_drawn_it_is_a_token_still(answers, name):
     [case if case in FEW_EQUALS else pytest.param(*case, marks=pytest.mark.slow) for case in EQUALS],
 )
 def test_a_cut_that_falls_on_a_token_is_transformers_own(answers, size, top_p, left):
+    from transformers import TopPLogitsWarper  # here, because the interpreted program needs no transformers
+
     equals = torch.zeros(1, size)
     theirs = TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.long), equals)
     assert int(torch.isfinite(theirs).sum()) == left
@@ -196,7 +199,7 @@ def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> tu
 
 
 @given(rows())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_token_is_drawn_from_what_stays_by_its_chance(case):
     logits, temperature, top_k, top_p, draw = case
     chances, close = kept(logits, temperature, top_k, top_p)

@@ -103,7 +103,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(one, marks=[pytest.mark.slow] * (n % 3 > 0)) for n, one in enumerate(VARIANTS)]
+)
 def test_a_variant_of_a_family_works_as_well(variant, monkeypatch):
     kind, settings = VARIANTS[variant]
     monkeypatch.setitem(walking.SETTINGS, kind, walking.SETTINGS.get(kind, {}) | settings)

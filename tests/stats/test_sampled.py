@@ -90,8 +90,14 @@ def within(found: float, lo: float, hi: float, sets: int) -> bool:
 
 
 @pytest.mark.parametrize("sets", [QUICK, pytest.param(QUOTED, marks=pytest.mark.slow)], ids=["quick", "quoted"])
-@pytest.mark.parametrize("push", [0.0, 0.5], ids=["null", "effect"])
-@pytest.mark.parametrize("p", SHARES)
+@pytest.mark.parametrize(
+    ("p", "push"),
+    [
+        pytest.param(p, push, marks=[] if (p, push) in ((0.3, 0.5), (0.95, 0.0)) else pytest.mark.slow)
+        for p in SHARES
+        for push in (0.0, 0.5)
+    ],
+)
 @pytest.mark.parametrize("n", SIZES_30_QUICK)
 def test_cluster_coverage(n: int, p: float, push: float, sets: int):
     covered = cluster_coverage(n, p, push, sets)
@@ -101,8 +107,14 @@ def test_cluster_coverage(n: int, p: float, push: float, sets: int):
 
 
 @pytest.mark.parametrize("sets", [QUICK, pytest.param(QUOTED, marks=pytest.mark.slow)], ids=["quick", "quoted"])
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("p", SHARES)
+@pytest.mark.parametrize(
+    ("p", "k"),
+    [
+        pytest.param(p, k, marks=[] if (p, k) in ((0.05, 1), (0.7, 4)) else pytest.mark.slow)
+        for p in SHARES
+        for k in (1, 4)
+    ],
+)
 @pytest.mark.parametrize("n", SIZES_30_QUICK)
 def test_pass_at_k_coverage(n: int, p: float, k: int, sets: int):
     covered = pass_coverage(n, p, k, sets)
@@ -122,7 +134,7 @@ def test_a_t_interval_of_pass_at_k_covers_less():
 
 
 @pytest.mark.parametrize("p", SHARES)
-@pytest.mark.parametrize("n", [30, 200, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [30, *(pytest.param(n, marks=pytest.mark.slow) for n in (200, 500))])
 def test_sign_flip_on_item_means_keeps_its_level(n: int, p: float):
     draws = rng(n + int(100 * p))
     rejected, sets = 0, 0

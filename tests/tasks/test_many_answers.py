@@ -63,20 +63,23 @@ def replies(texts: Sequence[str]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=REPLIES)
 
 
-def test_the_tables_do_not_depend_on_the_number_of_workers(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_tables_do_not_depend_on_the_number_of_workers(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     answers = [*(f"{k}+x" for k in range(40)), DIES, "7", r"\frac{1}{2}", "five", r"5\text{ m}", "3 4", "x=3", ""]
-    texts = [rf"So it is $\boxed{{{answer}}}$." for answer in answers] * 2
+    texts = [rf"So it is $\boxed{{{answer}}}$." for answer in [*answers, *(one for one in answers if one != DIES), "8"]]
     right = [*(f"x+{k + k % 2}" for k in range(40)), "x+1", "7.0", "0.5", "5", r"5\text{ cm}", "3", "3", "1"]
     items = [Item(f"q{n}", "?", answer, f"c{n % 2}") for n, answer in enumerate([*right, *reversed(right)])]
     tables: dict[int, bytes] = {}
-    for cores in (1, 2, 3):
+    for cores in range(1, most + 1):
         monkeypatch.setattr(grader, "usable_cores", lambda cores=cores: cores)
         watched.made.clear()
         table = judged(replies(texts), items, "own", AccuracyTable())
         tables[cores] = sealing.encode(table)
-        # DIES is there with two references, and each kills a worker and the one after it; the last may need no other
-        assert cores + 2 <= len(watched.made) <= cores + 4
-    assert tables[1] == tables[2] == tables[3]
+        # DIES kills a worker and the one after it; the last may need no other
+        assert cores + 1 <= len(watched.made) <= cores + 2
+    assert set(tables.values()) == {tables[1]}
     monkeypatch.setattr(grader, "PAIRS_PER_WORKER", 1_000)  # one by one, most of them in this process
     assert sealing.encode(judged(replies(texts), items, "own", AccuracyTable())) == tables[1]
     why = table.column("why").to_pylist()
@@ -97,15 +100,16 @@ def test_each_distinct_pair_is_judged_once(watched: Watched) -> None:
     assert heard == [(done, 30) for done in range(1, 31)]
 
 
-def test_a_bomb_costs_its_own_answer_only(watched: Watched) -> None:
+@pytest.mark.parametrize(
+    "bomb", [HANGS, pytest.param(r"9^{9^{9^9}}", marks=pytest.mark.slow)], ids=["sleeps", "computes"]
+)
+def test_a_bomb_costs_its_own_answer_only(watched: Watched, bomb: str) -> None:
     pairs = sums(40)
-    pairs[5] = HANGS, "x+1"
-    pairs[30] = r"9^{9^{9^9}}", "x+2"
+    pairs[5] = bomb, "x+1"
     with Grader(workers=2, limit=3) as one:
         grades = one.grade_many(pairs)
-    bombs = {place: grades[place].why for place in (5, 30)}
-    assert bombs == dict.fromkeys(bombs, f"other text; {NOTES['time']}")
-    assert [grade for place, grade in enumerate(grades) if place not in bombs] == [EQUAL] * 38
+    assert grades.pop(5).why == f"other text; {NOTES['time']}"
+    assert grades == [EQUAL] * 39
     assert all(one._process.poll() is not None for one in watched.made)
 
 

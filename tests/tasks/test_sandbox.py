@@ -24,7 +24,7 @@ from sandboxed import sandbox  # noqa: F401
 ATTACKS: dict[str, str] = tomllib.loads((Path(__file__).parent / "code_attacks.toml").read_text("utf-8"))
 PROMPT, TEST = 'def attack():\n    """Attack."""\n', "def check(candidate):\n    assert candidate() is True\n"
 #: An attack that runs out of time has not passed, so a slow machine cannot make this fail.
-SHORT = Limits(wall=6.0, cpu=2, memory=1 << 28)
+SHORT = Limits(wall=4.0, cpu=1, memory=1 << 28)
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -53,15 +53,22 @@ def row_of(folder: Path, condition: str = "mless") -> dict[str, Any]:
     return next(row for row in rows if row["condition"] == condition and row["metric"] == "pass@1")
 
 
-@pytest.mark.parametrize("company", ["mful,random", pytest.param("mful,random,rephrased", marks=pytest.mark.slow)])
-def test_its_verdict_is_the_same_whatever_else_is_in_the_study(files: Path, company: str):
+@pytest.mark.parametrize(
+    ("company", "unnamed"),
+    [
+        pytest.param("mful", "rises", marks=pytest.mark.slow),
+        ("mful,random", "undecided"),
+        pytest.param("mful,random,rephrased", "undecided", marks=pytest.mark.slow),
+    ],
+)
+def test_its_verdict_is_the_same_whatever_else_is_in_the_study(files: Path, company: str, unnamed: str):
     alone = row_of(run(files, "alone", "none,mless", primary="mless").folder)
     assert (alone["p"], alone["verdict"]) == (pytest.approx(22 / 1024), "rises")
     mine = row_of(run(files, "r", f"none,mless,{company}", primary="mless").folder)
     same = [key for key in mine if not key.endswith("_all")]
     assert {key: mine[key] for key in same} == {key: alone[key] for key in same}
-    # without a primary, company takes the finding away
-    assert row_of(run(files, "r", f"none,mless,{company}").folder)["verdict"] == "undecided"
+    # without a primary, enough company takes the finding away
+    assert row_of(run(files, "r", f"none,mless,{company}").folder)["verdict"] == unnamed
 
 
 def test_the_words_and_the_folder_say_which_is_primary(files: Path):
