@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from mless.errors import BadPlugin
+from mless.errors import BadFolder, BadPlugin
 from mless.results.folder import ResultFolder
+from mless.results.storing import Tables
+from mless.study.grouping import in_batches, in_groups
 from mless.study.identity import digest, unit_name
-from mless.study.spec import StudySpec
+from mless.study.spec import CPU_GROUP, GPU_GROUP, StudySpec
 from mless.values import Condition, Item, Prompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from mless.models import LoadedModel
+    from mless.results.grown import Piece
     from mless.results.units import Expected
     from mless.study.subject import Subject
 
@@ -141,12 +144,44 @@ class Bench:
         ]
 
     def read_unit(self, table: str, condition: str, number: int) -> pa.Table:
-        """A unit's rows: from its file, or from the merged table once the files are removed."""
-        place = next(n for n, one in enumerate(self.conditions) if one.name == condition)
-        key = Unit(self.conditions[place], number).key
+        """A unit's rows: from its file, or from its table once that is complete."""
+        key = unit_name(condition, number)
         if self.folder.has_unit((table,), key):
             return self.folder.read_unit(table, key)
-        return self.folder.read_part(table, place * len(self.items) + number, len(self.conditions) * len(self.items))
+        return self.folder.read_part(table, key, [unit.key for unit in self.units()])
+
+    def each_unit(self, table: str, columns: Sequence[str], use: Callable[[str, int, pa.Table], None]) -> None:
+        """Read a finished table of units once, on all cores. `use` gets the condition, the item's number and some of the unit's rows, in any thread
+        and any order.
+        """
+        units = {unit.key: (unit.condition.name, unit.number) for unit in self.units()}
+
+        def used(piece: Piece) -> None:
+            for key, rows in piece.apart():
+                condition, number = units[key]
+                named = {"condition": condition, "item": self.items[number].id}
+                if any(rows.column(name).unique().to_pylist() != [text] for name, text in named.items()):
+                    raise BadFolder(
+                        f"{self.folder.path / table}.parquet holds other rows in the place of item {named['item']!r} under {condition!r}; restore it from a "
+                        "copy, or remove it and run the same command again"
+                    )
+                use(condition, number, rows)
+
+        self.folder.each_piece(table, list(units), ["condition", "item", *columns], used)
+
+    @property
+    def group_tokens(self) -> int:
+        """The most tokens that run at once."""
+        on_gpu = self.has_model and self.model.device.type != "cpu"
+        return self.spec.group_tokens or (GPU_GROUP if on_gpu else CPU_GROUP)
+
+    def grouped(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Numbers of prompts with these lengths, in the groups in which they run."""
+        return (
+            in_groups(lengths, self.group_tokens)
+            if self.spec.batch_size is None
+            else in_batches(lengths, self.spec.batch_size)
+        )
 
 
 class StartAgain(Exception):
@@ -183,7 +218,7 @@ class Measurement:
     summed_up: ClassVar[tuple[str, ...]] = ()
     #: What the progress says.
     doing: ClassVar[str] = "measuring"
-    finishing: ClassVar[str] = "merging tables and testing"
+    finishing: ClassVar[str] = "making tables and testing"
 
     def __init__(self, spec: StudySpec) -> None:
         self.spec = spec
@@ -237,7 +272,8 @@ class Measurement:
         found = {"prompts as rendered": rendered(bench)} if bench.prompts is not None else {}
         if not bench.has_model:
             return found
-        return {**found, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
+        grouped = {} if bench.spec.batch_size else {"group tokens in use": str(bench.group_tokens)}
+        return {**found, **grouped, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         """Called where units are missing: check the instrument. The result is added to the identity."""
@@ -270,19 +306,27 @@ class Measurement:
         return {}
 
     def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
-        """What is computed together. By default fixed groups of items of one condition, so that a resumed run pads as the first one did."""
+        """What is computed together. By default fixed groups of one condition's prompts of like length, so that a
+        resumed run pads as the first one did.
+        """
         absent = {unit.key for unit in missing}
-        size, count = bench.spec.batch_size, len(bench.items)
-        every = bench.units()
+        every, count = bench.units(), len(bench.items)
         for first in range(0, len(every), count):
-            for at in range(first, first + count, size):
-                units = every[at : min(at + size, first + count)]
+            for numbers in bench.grouped(
+                [0 if unit.prompt is None else len(unit.prompt) for unit in every[first : first + count]]
+            ):
+                units = [every[first + number] for number in numbers]
                 if any(unit.key in absent for unit in units):
                     yield Group(units)
 
-    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
-        """The tables of each unit of a group, in any order."""
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
+        """The tables of each unit of a group, in any order. A function is called for them in another thread, while the next group is measured."""
         raise NotImplementedError
+
+    def seen(self, bench: Bench, unit: Unit, tables: Mapping[str, pa.Table]) -> None:
+        """Called in any thread for each unit that was measured, before it is stored. What `finish` needs of it can be kept here, so that the
+        tables are not read again.
+        """
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected | None:
         """What is known of a stored unit's table before it is read again; None where nothing is. `found` has the columns it should have."""
@@ -292,11 +336,11 @@ class Measurement:
         """Whether the folder still holds what this unit measured, as a file of its own or in a table."""
         return folder.has_unit(self.unit_tables, unit.key) or bool(self.merged and folder.has_tables(self.merged))
 
-    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
-        """What the folder holds of a unit, the `place`th of so many."""
+    def rows_of(self, folder: ResultFolder, unit: Unit, units: Sequence[Unit], item: str) -> Mapping[str, pa.Table]:
+        """What the folder holds of a unit, one of these."""
         if folder.has_unit(self.unit_tables, unit.key):
             return {table: folder.read_unit(table, unit.key) for table in self.unit_tables}
-        return {table: folder.read_part(table, place, units) for table in self.merged}
+        return {table: folder.read_part(table, unit.key, [one.key for one in units]) for table in self.merged}
 
     def finish(self, bench: Bench) -> None:
         """Write the tables that are not merged from units."""
@@ -312,7 +356,7 @@ class Measurement:
             return found
         model = bench.model
         return found | {
-            "omit_first": model.omit_first, "device": {"kind": str(model.device)} | model.computing()
+            "omit_first": model.omit_first, "group_tokens": bench.group_tokens, "device": {"kind": str(model.device)} | model.computing()
         }  # fmt: skip
 
     # ---- in words

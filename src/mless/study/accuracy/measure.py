@@ -255,9 +255,9 @@ class AccuracyMeasurement(Measurement):
     def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
         return super().has_rows(folder, unit) or folder.has_tables(self.sources)
 
-    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
+    def rows_of(self, folder: ResultFolder, unit: Unit, units: Sequence[Unit], item: str) -> Mapping[str, pa.Table]:
         if folder.has_unit(self.unit_tables, unit.key):
-            return super().rows_of(folder, unit, place, units, item)
+            return super().rows_of(folder, unit, units, item)
         where = [("condition", "==", unit.condition.name), ("item", "==", item)]
         return {"replies": folder.read_table("answers", columns=REPLIES.names, filters=where)}
 
