@@ -151,6 +151,7 @@ class _Manifest(_Shape):
     versions: dict[str, str] | None = None
     transfers: list[str] | None = None
     trust_remote_code: bool = False
+    workers: list[dict[str, str]] | None = None
     primary_at_first_answer: str | None = None
     tables: dict[str, str] | None = None
     tables_next: dict[str, str] | None = None

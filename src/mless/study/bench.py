@@ -56,6 +56,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Other processes that measure: a number of them on this machine, ``auto``, or those of a Ray cluster, by its head's ``HOST:PORT``."""
+
+    where: str
+    #: Threads of each; None for this machine's processors shared out among them, and 4 on a cluster.
+    threads: int | None = None
+    #: Whether they may differ in device, dtype or versions, and then in the last digits of their numbers.
+    mixed: bool = False
+    #: Seconds after which one that has not answered is given up.
+    limit: float = 3600.0
+
+
+@dataclass(frozen=True)
 class Job:
     """A study to be run: its folder, its progress, and what only the command line may set."""
 
@@ -65,6 +78,10 @@ class Job:
     for_figure: bool = False
     trust_remote_code: bool = False
     run_code: bool = False
+    #: Who measures; None for this process.
+    workers: Workers | None = None
+    #: The task's name and its items, where they were read elsewhere.
+    items: tuple[str, list[Item]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,8 @@ class Bench:
     names: dict[str, str]
     progress: Progress
     subject: Subject | None = None
+    #: Where the model is: known before it is loaded only if workers have loaded it.
+    device: str | None = None
 
     @property
     def has_model(self) -> bool:
@@ -172,7 +191,7 @@ class Bench:
     @property
     def group_tokens(self) -> int:
         """The most tokens that run at once."""
-        on_gpu = self.has_model and self.model.device.type != "cpu"
+        on_gpu = (self.model.device.type if self.has_model else self.device or "cpu") != "cpu"
         return self.spec.group_tokens or (GPU_GROUP if on_gpu else CPU_GROUP)
 
     def grouped(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -216,6 +235,8 @@ class Measurement:
     #: For a measurement without a page of its own: kinds of figures that its page shows, and tables that its summary holds.
     figures: ClassVar[tuple[str, ...]] = ()
     summed_up: ClassVar[tuple[str, ...]] = ()
+    #: Whether units of a group give the same numbers when they are measured apart.
+    apart: ClassVar[bool] = False
     #: What the progress says.
     doing: ClassVar[str] = "measuring"
     finishing: ClassVar[str] = "making tables and testing"
@@ -280,6 +301,20 @@ class Measurement:
         self.proofs = self.prove(bench)
         return {}
 
+    def to_hand_on(self, bench: Bench) -> dict[str, Any]:
+        """What `start` finds by measuring, and all who measure must share: given to workers, whose `take_over` gets it before they start."""
+        return {}
+
+    def take_over(self, given: Mapping[str, Any]) -> None:
+        """What another process has found; it is not looked for again."""
+
+    def check_loaded(self, bench: Bench, identity: Mapping[str, str]) -> None:
+        """Called once this process knows the study's identity, before anything is stored."""
+
+    def to_start_with(self) -> dict[str, Any]:
+        """After `StartAgain`: what `start` has to find in study.json, so that other workers start as this one would."""
+        return {}
+
     def prove(self, bench: Bench) -> dict[str, Any]:
         """Check the instrument on this model before anything is stored; what is returned goes into study.json under proofs."""
         return {}
@@ -318,6 +353,19 @@ class Measurement:
                 units = [every[first + number] for number in numbers]
                 if any(unit.key in absent for unit in units):
                     yield Group(units)
+
+    def run_groups(
+        self,
+        bench: Bench,
+        groups: Sequence[Group],
+        here: Callable[[Group], Iterator[tuple[Unit, Tables]]],
+        halved: Callable[[str], None],
+        idle: Callable[[], None],
+    ) -> Iterator[tuple[Group, Iterator[tuple[Unit, Tables]]]]:
+        """Each group with its units as they come. `here` measures a group in this process. For groups that are measured elsewhere: `halved` is
+        told where one ran in halves, and `idle` is called while nothing comes.
+        """
+        return ((group, here(group)) for group in groups)
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         """The tables of each unit of a group, in any order. A function is called for them in another thread, while the next group is measured."""

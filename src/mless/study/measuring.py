@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mless.errors import BadAttention, BadFolder, BadPlugin, BadStudy, is_out_of_memory
+from mless.errors import BadAttention, BadFolder, BadPlugin, BadStudy
 from mless.results.folder import FORMAT, ResultFolder
 from mless.results.reading import read_prompts
 from mless.results.schemas import prompts_table
-from mless.results.storing import PATIENCE, Encoded, Ready, Store, Tables, in_parts, made
+from mless.results.storing import PATIENCE, Encoded, Ready, Store, in_parts, made
 from mless.results.tables import note_written
-from mless.study.bench import Bench, Group, Job, Measurement, Outcome, StartAgain, Unit, Written
+from mless.study.bench import Bench, Job, Measurement, Outcome, StartAgain, Unit, Written
 from mless.study.conditions import conditions_of
+from mless.study.halving import class_of, measured, with_arm
 from mless.study.identity import (
     UNITS_FORMAT,
     check_age,
@@ -46,7 +47,7 @@ _UNFINISHED = "unfinished"
 
 def run(measurement: Measurement, job: Job) -> Outcome:
     """Run what is missing of the study into its folder, and make its tables."""
-    bench, identity = _opened(measurement, job)
+    bench, identity = opened(measurement, job)
     analysis, folder = measurement.analysis(bench.items), bench.folder
     stored = folder.about()
     if stored is not None:
@@ -63,14 +64,14 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     return _compute(measurement, bench, job, identity, analysis)
 
 
-def _opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[Bench, dict[str, str]]:
+def opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[Bench, dict[str, str]]:
     """The study with its items and its model, not loaded yet, and its identity so far; with `anew` the weights are hashed again."""
     spec, progress = job.spec, job.progress
     conditions = conditions_of(spec)
     _check_conditions(measurement, conditions, job)
     if "margins" in measurement.judged_by:
         spec.margins_of()
-    task, items = spec.load_items()
+    task, items = job.items or spec.load_items()
     measurement.check(conditions, items)
     measurement.check_code(allowed=job.run_code)
     subject = Subject.open(spec, progress, weights=measurement.needs_weights(), trust_remote_code=job.trust_remote_code)
@@ -136,6 +137,7 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
     asked = f" ({bench.spec.prompt})" if bench.spec.prompt != written.kind else ""
     job.progress.say(f"prompts: {written.kind}{asked}; system text: {bench.spec.system!r}")
     identity = identity | measurement.identity_loaded(bench) | {"unit format": str(measurement.unit_format)}
+    measurement.check_loaded(bench, identity)
     units = bench.units()
     writer = _Writer(measurement, bench, job, written, identity, analysis, len(units))
     with bench.folder.writing():
@@ -188,7 +190,7 @@ class _Writer:
         self._store: Store | None = None
         subject = bench.subject
         assert subject is not None
-        tokenizer = getattr(subject.loaded, "tokenizer_fingerprint", identity["tokenizer files"])
+        tokenizer = subject.known("tokenizer_fingerprint") or identity["tokenizer files"]
         self._about = manifest(
             job,
             task=bench.task,
@@ -326,53 +328,39 @@ class _Writer:
         bench, measurement, store = self._bench, self._measurement, self._store
         assert store is not None
         absent = {unit.key for unit in missing}
-        measured: set[str] = set()
+        seen: set[str] = set()
+        here = partial(measured, measurement, bench, halved=self._halved)
         with self._writing(store) as writing, _keeping(store, writing):
-            for group in measurement.groups(bench, missing):
+            groups = list(measurement.groups(bench, missing))
+
+            def store_late() -> None:
+                for ready in store.ready():
+                    writing.put(ready)
+
+            for group, units_of_it in measurement.run_groups(bench, groups, here, self._halved, store_late):
                 asked_for, began = {unit.key for unit in group.units}, time.monotonic()
-                for unit, found in self._measured(group):
+                for unit, found in units_of_it:
                     _check_asked(measurement, asked_for, unit)
                     self._note()
-                    store.add(unit.key, _named(bench, Group([unit]), found))
-                    measured.add(unit.key)
+                    store.add(unit.key, found)
+                    seen.add(unit.key)
                     # What waits must not wait through another group that takes as long as this one.
                     for ready in store.ready(at_once=time.monotonic() - began > PATIENCE):
                         writing.put(ready)
-                    done = len(units) - len(absent - measured)
+                    done = len(units) - len(absent - seen)
                     self._progress.step(f"{measurement.doing}, {unit.condition.name}", done, len(units))
-            if left := [unit for unit in missing if unit.key not in measured]:
+            if left := [unit for unit in missing if unit.key not in seen]:
                 raise BadPlugin(
-                    f"{_class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
+                    f"{class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
                     f"{bench.items[left[0].number].id!r} under {left[0].condition.name!r}; every unit of a group needs its tables"
                 )
-        return len(measured)
+        return len(seen)
 
-    def _measured(self, group: Group) -> Iterator[tuple[Unit, Tables]]:
-        """A group's units. Where its prompts do not fit into memory together, each half of it runs by itself, and that is said."""
-        left = {unit.key: unit for unit in group.units}
-        try:
-            with _with_arm(self._measurement, self._bench, group):
-                found = self._measurement.measure(self._bench, group)
-                while True:
-                    with _naming(self._bench, group):
-                        unit, tables = next(found, (None, {}))
-                    if unit is None:
-                        return
-                    left.pop(unit.key, None)
-                    yield unit, tables
-        except Exception as fault:
-            if len(left) < 2 or not self._measurement.runs_model or not is_out_of_memory(fault):
-                raise
-        _free_device_memory()
-        halves = [list(left.values())[: len(left) // 2], list(left.values())[len(left) // 2 :]]
-        self._progress.say(
-            f"out of memory with {len(left)} prompts at once: this group runs in halves. Its numbers may differ in their last digits from those of "
-            f"an undivided group; --set group_tokens={max(1, self._bench.group_tokens // 2)} makes all groups smaller"
-        )
+    def _halved(self, line: str) -> None:
+        """A group ran in halves: say it, and record it."""
+        self._progress.say(line)
         self._about["groups_halved"] = self._about.get("groups_halved", 0) + 1
         self.write(complete=False)
-        for half in halves:
-            yield from self._measured(Group(half, group.width))
 
     def _note(self) -> None:
         """Record what computes, before anything that it computed is stored."""
@@ -392,21 +380,6 @@ def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | lis
     return found
 
 
-def _class_of(measurement: Measurement) -> str:
-    return type(measurement).__name__
-
-
-def _free_device_memory() -> None:
-    """Give back what a failed forward left to the garbage collector."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 @contextmanager
 def _keeping(store: Store, writing: Writing[Ready, Encoded]) -> Generator[None]:
     """Where the measuring is interrupted, what was measured until then is stored."""
@@ -421,34 +394,11 @@ def _keeping(store: Store, writing: Writing[Ready, Encoded]) -> Generator[None]:
         raise
 
 
-@contextmanager
-def _naming(bench: Bench, group: Group) -> Generator[None]:
-    """An error about attention says where it was."""
-    try:
-        yield
-    except BadAttention as fault:
-        items = ", ".join(repr(bench.items[unit.number].id) for unit in group.units)
-        where = group.units[0].condition.name
-        raise BadAttention(f"item {items}, condition {where!r}: {fault}") from None
-
-
-def _named(bench: Bench, group: Group, tables: Tables) -> Tables:
-    """The same; an error while they are made says where it was too."""
-    if not callable(tables):
-        return tables
-
-    def make() -> Mapping[str, Any]:
-        with _naming(bench, group):
-            return tables()
-
-    return make
-
-
 def _check_asked(measurement: Measurement, keys: set[str], unit: Unit) -> None:
     """Refuse a unit that was not asked for: nobody would find it."""
     if unit.key not in keys:
         raise BadPlugin(
-            f"{_class_of(measurement)}.measure gave a unit that is not of its group: item number {unit.number + 1} under {unit.condition.name!r}"
+            f"{class_of(measurement)}.measure gave a unit that is not of its group: item number {unit.number + 1} under {unit.condition.name!r}"
         )
 
 
@@ -456,30 +406,9 @@ def _check_tables(measurement: Measurement, found: Mapping[str, pa.Table]) -> No
     """Refuse other tables than were announced."""
     if set(found) != set(measurement.unit_tables):
         raise BadPlugin(
-            f"{_class_of(measurement)}.measure gave the tables {', '.join(found) or 'none'}; its unit_tables are "
+            f"{class_of(measurement)}.measure gave the tables {', '.join(found) or 'none'}; its unit_tables are "
             f"{', '.join(measurement.unit_tables) or 'none'}, and each unit needs these and no others"
         )
-
-
-def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
-    """ARM in its loaded layers; layers after the last measured one change nothing."""
-    if not measurement.runs_model:
-        return nullcontext()
-    settings = group.units[0].condition.arm
-    if any(unit.condition.arm != settings for unit in group.units):
-        mixed = ", ".join(dict.fromkeys(unit.condition.name for unit in group.units))
-        raise BadPlugin(
-            f"{_class_of(measurement)}.groups puts conditions with different ARM into one group ({mixed}); ARM is set once for a group, so each "
-            "needs a group of its own"
-        )
-    if settings is None:
-        return nullcontext()
-    here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
-    if not here:
-        return nullcontext()
-    from mless.redistribution import attached
-
-    return attached(bench.model.model, replace(settings, layers=here))
 
 
 # ---- computing some of it again --------------------------------------------------------------------------------------
@@ -500,7 +429,7 @@ class Again:
 def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, number: int, rng: Random) -> Again:
     """Compute some stored units again, in the groups that they were computed in. Nothing is written; `job.out` names no folder that exists."""
     stored = folder.manifest() or {}
-    bench, identity = _opened(measurement, job, anew=True)
+    bench, identity = opened(measurement, job, anew=True)
     _check_comparable(stored, identity)
     assert bench.subject is not None
     measurement.load(bench.subject, bench.layers, job.progress)
@@ -516,7 +445,7 @@ def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, numb
         loaded |= measurement.start(bench, stored, resumed=True) if chosen else {}
         job.progress.checked()
         for group in measurement.groups(bench, [units[at] for at in chosen.values()]):
-            with _with_arm(measurement, bench, group):
+            with with_arm(measurement, bench, group):
                 for unit, tables in measurement.measure(bench, group):
                     if unit.key in chosen:
                         rows = measurement.rows_of(folder, unit, units, bench.items[unit.number].id)

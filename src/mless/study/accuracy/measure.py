@@ -42,6 +42,7 @@ class AccuracyMeasurement(Measurement):
     sources = ("answers",)
     pairs_tokens = False
     runs_model = False
+    apart = True
     judged_by = ()  # no fields of the study's own, but of [accuracy]: see `analysis`
 
     def __init__(self, spec: StudySpec) -> None:
@@ -139,6 +140,9 @@ class AccuracyMeasurement(Measurement):
         except OutOfMemory as fault:
             self._slots = self._halved(fault, bench.progress)
             raise StartAgain from fault
+
+    def to_start_with(self) -> dict[str, Any]:
+        return {"engine": {"slots": self._slots}}
 
     def _start_engine(self, bench: Bench) -> dict[str, str]:
         """Open the engine and check what it promises. The result is part of the study's identity."""

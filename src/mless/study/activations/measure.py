@@ -60,8 +60,14 @@ class ActivationMeasurement(Measurement):
         bench.progress.say(
             "proofs hold: reading the activations changes no bit of the output, and leaves nothing behind"
         )
-        self._near = _stored_near_zero(bench) or self._find_near_zero(bench)
+        self._near = self._near or _stored_near_zero(bench) or self._find_near_zero(bench)
         return proofs
+
+    def to_hand_on(self, bench: Bench) -> dict[str, Any]:
+        return {"near": self._near or _stored_near_zero(bench) or {}}
+
+    def take_over(self, given: Mapping[str, Any]) -> None:
+        self._near = dict(given.get("near") or {})
 
     def _find_near_zero(self, bench: Bench) -> dict[int, NearZero]:
         """τ of every layer from all `none` prompts: it must be known before the first value is counted."""
