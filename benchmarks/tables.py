@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"
 Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
-BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm")
+BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups")
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
 
@@ -360,6 +360,24 @@ def arm() -> str:
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
+def study() -> str:
+    """Every recorded run: what is measured changes from run to run, and a process's first study pays for its kernels."""
+    head = ["run", "plain forwards, s", "measuring", "finishing", "drawing", "**after loading**", "**over plain**"]
+    head += ["folder / floats", "memory, GB", "one item, ms", "one head, ms"]
+    kept = sorted(_kept("h200-study"), key=lambda row: row["run"])
+    fields = ("plain_16_s", "measure_s", "finish_s", "drawing_s", "after_loading_s", "ratio")
+    more = ("folder_over_floats", "memory_gb", "one_item_ms", "one_head_ms")
+    return _table(head, ([row["run"], *(f"{row[name]:.4g}" for name in (*fields, *more))] for row in kept))
+
+
+def groups() -> str:
+    kept = _kept("h200-groups")
+    return _table(
+        ["against", "largest difference", "root mean square"],
+        ([row["what"], f"{row['most']:.1e}", f"{row['rms']:.1e}"] for row in kept),
+    )
+
+
 def _dots(values: Iterable[float], form: str = ".3f") -> str:
     return " · ".join(format(value, form) for value in values)
 
@@ -389,6 +407,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation": generation,
     "generation on a CPU": generation_cpu,
     "ARM": arm,
+    "study": study,
+    "groups": groups,
 }
 
 

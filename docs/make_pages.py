@@ -45,7 +45,8 @@ def _cli_page() -> str:
     blocks += [
         "## Study fields",
         "Where an option's default is empty, the study's own value stands. A study may leave out any field but its name, which is its "
-        "file's unless given. These are the fields, for study files and for `--set`, with their defaults.",
+        "file's unless given. These are the fields, for study files and for `--set`, with their defaults. A field whose default is empty is "
+        "not set.",
         _table(("field", "default"), _study_fields()),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -86,7 +87,8 @@ def _study_fields() -> Iterable[tuple[str, str]]:
         elif isinstance(value, dict) and value:
             yield from ((_code(f"{name}.{key}"), _code(json.dumps(inner))) for key, inner in value.items())
         elif name != "name":
-            yield _code(name), "" if value in (None, {}) else _code(json.dumps(value))
+            chosen = StudySpec.model_fields[name].description or ""
+            yield _code(name), chosen if value in (None, {}) else _code(json.dumps(value))
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from growing_tables import write_as_format_3
+from mless.results import sealing
 from mless.results.folder import ResultFolder
 from mless.results.schemas import REPLIES
+from mless.results.storing import Encoded, Store
 from mless.study.identity import unit_name
 from mless.study.kinds import MEASUREMENTS
 
@@ -25,14 +28,44 @@ def put_units_back(path: Path) -> None:
     assert about is not None
     merged = MEASUREMENTS.get(about["measures"]).merged
     answers = None if merged else folder.read_table("answers", columns=REPLIES.names)
-    places = [(condition, number) for condition in about["conditions"] for number in range(len(about["items"]))]
-    for at, (condition, number) in enumerate(places):
+    places = _places(about)
+    for condition, number in places:
         key = unit_name(condition, number)
-        found = {table: folder.read_part(table, at, len(places)) for table in merged}
+        found = {table: folder.read_part(table, key, [unit_name(*place) for place in places]) for table in merged}
         if answers is not None:
             mine = (pc.field("condition") == condition) & (pc.field("item") == about["items"][number])
             found = {"replies": answers.filter(mine).cast(REPLIES)}
         folder.write_unit(found, key)
+
+
+def _places(about: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(condition, number) for condition in about["conditions"] for number in range(len(about["items"]))]
+
+
+def as_of_format_3(path: Path) -> None:
+    """Make a finished folder one of format 3: each unit is a row group, in the order of the study. Its prompts must have run one by one."""
+    folder = ResultFolder(path)
+    about = folder.manifest()
+    assert about is not None
+    assert about["study"]["batch_size"] == 1
+    merged, units = MEASUREMENTS.get(about["measures"]).merged, [unit_name(*place) for place in _places(about)]
+    for name in about["tables"]:
+        whole = [folder.read_table(name)] if name not in merged else []
+        write_as_format_3(path / f"{name}.parquet", whole or [folder.read_part(name, unit, units) for unit in units])
+    digests = {name: sealing.digest_of_file(path / f"{name}.parquet") for name in about["tables"]}
+    del about["footers"], about["group_tokens"], about["study"]["group_tokens"]
+    at = about["command"].index("batch_size=1")
+    del about["command"][at - 1 : at + 1]
+    with format_3():
+        ResultFolder(path).write_manifest(about | {"tables": digests})
+
+
+@contextmanager
+def format_3() -> Generator[None]:
+    """What is written in here is of format 3."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mless.results.folder.FORMAT", 3)
+        yield
 
 
 def take_apart(path: Path) -> ResultFolder:
@@ -48,6 +81,7 @@ def not_finished(path: Path) -> ResultFolder:
     with about_changed(path) as about:
         about["complete"] = False
         about.pop("tables", None)
+        about.pop("footers", None)
     return ResultFolder(path)
 
 
@@ -69,7 +103,7 @@ def about_changed(path: Path, *, number: int | None = None) -> Generator[dict[st
     if number is None:
         ResultFolder(path).write_manifest(about)
     else:
-        for newer in ("tables", "tables_next"):
+        for newer in ("tables", "tables_next", "footers"):
             about.pop(newer, None)
         (path / "study.json").write_text(json.dumps(about | {"format": number}))
 
@@ -78,5 +112,14 @@ def about_changed(path: Path, *, number: int | None = None) -> Generator[dict[st
 def units_kept() -> Generator[None]:
     """A study that ends in here keeps its units."""
     with pytest.MonkeyPatch.context() as patched:
+        put = Store.put
+
+        def put_and_keep(self: Store, encoded: Encoded) -> None:
+            """A part's units are files too."""
+            put(self, encoded)
+            for unit, tables in encoded.tables.items():
+                self.folder.write_unit(tables, unit)
+
         patched.setattr(ResultFolder, "drop_units", lambda self: None)
+        patched.setattr(Store, "put", put_and_keep)
         yield

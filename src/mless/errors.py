@@ -49,6 +49,10 @@ class EngineFault(MlessError):
     """Text generation that cannot be done as asked: an engine not installed, a server that fails or answers something else."""
 
 
+class BadCluster(MlessError):
+    """Workers that are not there, keep dying, or do not fit together."""
+
+
 class BadPlugin(MlessError):
     """A thing from outside the package that cannot be used: its module fails, its name is taken, or it is something else."""
 

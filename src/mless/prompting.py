@@ -94,13 +94,17 @@ def build_prompts(
     system: str = SYSTEM_TEXT,
     seed: int = 0,
     sentences: Sequence[str] = (),
+    rendered_before: dict[tuple[str, str, str], Rendered] | None = None,
 ) -> Iterator[Prompt]:
-    """One prompt per item. `sentences` are what ``text`` fillers are cut from."""
+    """One prompt per item. `sentences` are what ``text`` fillers are cut from. `rendered_before` keeps what conditions have in common."""
     kind_of_condition = condition.of_kind
     system = system if condition.system is None else condition.system
     for given in items:
         item = _asked(given, condition)
-        rendered = render(tokenizer, item, kind=kind, system=system)
+        key = (item.id, item.question, system)
+        rendered = (rendered_before or {}).get(key) or render(tokenizer, item, kind=kind, system=system)
+        if rendered_before is not None:
+            rendered_before[key] = rendered
         filler = kind_of_condition.ids(tokenizer, condition, item=item.id, seed=seed, sentences=sentences)
         at = insertion_point(rendered.points, condition, seed=seed, item=item.id)
         yield _assemble(tokenizer, item, condition, rendered, filler, at)

@@ -55,6 +55,7 @@ def prove(
     with capturing(model.model, layers=layers, kernel=kernel) as recorder:
 
         def on_call(call: Call, out: Tensor) -> None:
+            recorder.finish()  # numbers that are not finite are said to be so
             # Layer by layer, so that one layer's matrices are in memory at a time.
             eager_out, matrix = _eager(model, call)
             ours = recorder.sums[call.layer].received[0, QUERY_SETS.index("later")]

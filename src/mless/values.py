@@ -26,6 +26,9 @@ MASS_NAMES: tuple[str, ...] = (*SPAN_NAMES, "sink")
 QuerySet = Literal["later", "original"]
 QUERY_SETS: tuple[QuerySet, ...] = get_args(QuerySet)
 
+#: The longest prompt that runs in one forward; a longer one runs alone, in parts.
+WHOLE_PROMPT = 131_072
+
 
 #: A change of accuracy smaller than this would not matter, as a share: two points.
 USUAL_MARGIN = 0.02

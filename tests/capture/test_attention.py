@@ -578,7 +578,8 @@ def test_one_layer_and_head_may_be_named_in_any_way(layers, heads):
 
 def test_what_is_no_list_of_prompts_is_refused(monkeypatch):
     """Without the checks of conftest.py, which see an argument before the functions do."""
-    monkeypatch.setattr(attention, "_batches", inspect.unwrap(attention._batches))
+    for name in ("_batches", "_forward"):
+        monkeypatch.setattr(attention, name, inspect.unwrap(getattr(attention, name)))
     unchecked = inspect.unwrap(received)
     with pytest.raises(BadPrompt, match=r"put it in a list$"):
         list(unchecked(tiny("llama"), prompt_of(("question", 3))))

@@ -13,11 +13,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from growing_tables import grow
 from mless.errors import BadFolder
 from mless.results.folder import FORMAT, ResultFolder, write_atomically
 
@@ -109,9 +108,27 @@ def test_results_are_as_readable_as_other_files(tmp_path: Path) -> None:
         os.umask(before)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
     folder = ResultFolder(tmp_path / "r")
-    folder.write_unit({"t": table(1)}, "k")
-    folder.merge("t", ["k"])
+    grow(folder, "t", {"k": table(1)})
     assert (folder.path / "t.parquet").stat().st_mode & 0o777 == 0o666 & ~before
+
+
+def test_writing_never_touches_the_mask_of_the_process(folder: ResultFolder) -> None:
+    """To ask for it is to change it for all threads, and what another one makes meanwhile gets the wrong permissions."""
+    called: set[str] = set()
+
+    def note(frame: object, event: str, what: object) -> None:
+        if event == "c_call":
+            called.add(getattr(what, "__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        write_atomically(folder.path / "a", b"x")
+        grow(folder, "t", {"k": table(1)})
+        folder.write_manifest({})
+    finally:
+        sys.setprofile(None)
+    assert {"replace", "fsync"} <= called
+    assert "umask" not in called
 
 
 def test_a_corrupted_unit_is_named(folder: ResultFolder) -> None:
@@ -122,75 +139,8 @@ def test_a_corrupted_unit_is_named(folder: ResultFolder) -> None:
     with pytest.raises(
         BadFolder, match=r"unit .*bad\.parquet is refused: .*; run the same command again, and it is measured"
     ):
-        folder.merge("t", ["good", "bad"])
-    assert [entry.name for entry in folder.path.iterdir()] == ["units"]
-
-
-# ---- merging -------------------------------------------------------------------------------------------------------------
-
-
-def test_merging_keeps_the_keys_order(folder: ResultFolder) -> None:
-    for n in (3, 1, 2):
-        folder.write_unit({"t": table(n, 10 * n)}, f"k{n}")
-    folder.merge("t", ["k2", "k3", "k1"])
-    merged = pl.read_parquet(folder.path / "t.parquet")
-    assert merged["n"].to_list() == [2, 20, 3, 30, 1, 10]
-    first = (folder.path / "t.parquet").read_bytes()
-    folder.merge("t", ["k2", "k3", "k1"])
-    assert (folder.path / "t.parquet").read_bytes() == first
-
-
-def test_a_merged_table_is_read_unit_by_unit(folder: ResultFolder) -> None:
-    folder.write_manifest({})
-    many = table(3).take(pa.array([0] * 1_100_000))  # more than Arrow puts into a group by itself
-    parts = {"d": table(3, 1), "a": table(), "c": many, "b": table(2)}
-    for key, unit in parts.items():
-        folder.write_unit({"t": unit}, key)
-    folder.merge("t", list(parts))
-    assert folder.has_units()
-    folder.drop_units()
-    assert not folder.has_units()
-    for at, unit in enumerate(parts.values()):
-        assert folder.read_part("t", at, 4).equals(unit)
-    with pytest.raises(BadFolder, match=r"t\.parquet has 4 parts where its study has 5 units; .*another --out"):
-        folder.read_part("t", 0, 5)
-    (folder.path / "t.parquet").write_bytes(b"PAR1 broken")
-    with pytest.raises(BadFolder, match=r"t\.parquet is damaged.*checksum is not the one in study\.json; restore it"):
-        folder.read_part("t", 0, 4)
-
-
-def test_a_merge_that_fails_leaves_the_old_table(folder: ResultFolder) -> None:
-    folder.write_unit({"t": table(1)}, "one")
-    folder.merge("t", ["one"])
-    before = (folder.path / "t.parquet").read_bytes()
-    with pytest.raises(BadFolder, match=r"missing\.parquet is refused: is not there"):
-        folder.merge("t", ["one", "missing"])
-    folder.write_unit({"t": pa.table({"other": [1]})}, "other")
-    with pytest.raises(BadFolder, match=r"other\.parquet has other columns"):
-        folder.merge("t", ["one", "other"])
-    with pytest.raises(BadFolder, match="has no units of t"):
-        folder.merge("t", [])
-    assert (folder.path / "t.parquet").read_bytes() == before
-    assert sorted(entry.name for entry in folder.path.iterdir()) == ["t.parquet", "units"]
-
-
-def test_a_killed_merge_leaves_the_old_table_or_the_new_one(folder: ResultFolder) -> None:
-    keys = [f"{n:03d}" for n in range(60)]
-    for key in keys:
-        folder.write_unit({"t": table(*range(500))}, key)
-    code = (
-        "import sys; from pathlib import Path; from mless.results.folder import ResultFolder\n"
-        "folder = ResultFolder(Path(sys.argv[1])); keys = [f'{n:03d}' for n in range(60)]\n"
-        "folder.merge('t', keys); print('ready', flush=True)\n"
-        "while True: folder.merge('t', keys)"
-    )
-    with child(code, folder.path) as merger:
-        assert merger.stdout is not None
-        assert merger.stdout.readline() == "ready\n"
-        time.sleep(0.15)
-        merger.send_signal(signal.SIGKILL)
-        merger.wait()
-    assert pq.read_table(folder.path / "t.parquet").num_rows == 60 * 500
+        folder.read_unit("t", "bad")
+    assert folder.read_unit("t", "good") == table(1)
 
 
 # ---- provenance ----------------------------------------------------------------------------------------------------------
@@ -295,20 +245,16 @@ def test_what_a_run_killed_at_its_start_leaves_is_not_foreign(folder: ResultFold
 def test_a_table_that_was_replaced_is_opened_anew(folder: ResultFolder) -> None:
     folder.write_manifest({})
     for value in (1, 2):
-        for key in ("a", "b"):
-            folder.write_unit({"own": table(value)}, key)
-        folder.merge("own", ["a", "b"])
+        grow(folder, "own", {key: table(value) for key in ("a", "b")})
         folder.write_manifest(folder.manifest() or {})
-        assert folder.read_part("own", 1, 2) == table(value)
-    with pytest.raises(BadFolder, match="has 2 parts where its study has 3 units"):
-        folder.read_part("own", 1, 3)
+        assert folder.read_part("own", "b", ["a", "b"]) == table(value)
 
 
 def test_discarding_takes_only_what_a_run_wrote(folder: ResultFolder) -> None:
     with folder.writing():
         folder.write_manifest({})
+        grow(folder, "t", {"k": table(1)})
         folder.write_unit({"t": table(1)}, "k")
-        folder.merge("t", ["k"])
         folder.discard()
     assert not folder.path.exists()
     folder.path.mkdir()

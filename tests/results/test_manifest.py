@@ -76,6 +76,7 @@ def copied(folder: Path, place: Path) -> Path:
         ("engine.slots", 0, r"engine\.slots: expected greater than or equal to 1"),
         ("versions", {"torch": 2}, r"versions\.torch: expected a valid string"),
         ("complete", "yes", "complete: expected a valid boolean, found 'yes'"),
+        ("units_format", "x", "units_format: expected a valid integer, found 'x'"),
     ],
 )
 def test_a_field_of_another_kind_is_named(name: str, value: Any, why: str, answers: Path, tmp_path: Path) -> None:

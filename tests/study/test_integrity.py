@@ -277,7 +277,7 @@ class Removing(Heard):
                 shutil.rmtree(self._out)
                 self._out.mkdir()
             else:
-                shutil.rmtree(self._out / "units")
+                shutil.rmtree(self._out / "units", ignore_errors=True)  # it may not have been made yet
                 os.unlink(self._out / "study.json")
 
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from scipy import stats as scipy_stats
 from scipy.optimize import brentq
 
 import mless
-from interrupted import about_changed, put_units_back, take_apart
+from interrupted import about_changed, as_of_format_3, format_3, put_units_back, take_apart
 from mless.errors import BadAttention, BadFolder, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.figures import draw
 from mless.models import LoadedModel
 from mless.results.folder import ResultFolder
+from mless.results.storing import Store
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.identity import digest
+from mless.values import FigureSpec, Panel
 from spelling import CHATML, model_folder
 
 TABLES = ("prompts", "attention", "dilution", "retained", "shares")
@@ -345,18 +350,18 @@ def test_the_manifest_says_which_kernel_computed(
     assert kernels(folder) == ["joint"]
     assert json.loads((folder / "study.json").read_text())["implementations"]["forward"] == ["joint"]
     # Stopped half-way it is on record already, and a run that goes on with another kernel adds that one.
-    half, write, written = tmp_path / "half", ResultFolder.write_unit, []
+    half, put, stored = tmp_path / "half", Store.put, []
 
-    def once(self: ResultFolder, *args: Any) -> None:
-        if written:
+    def once(self: Store, *args: Any) -> None:
+        if stored:
             raise KeyboardInterrupt
-        written.append(write(self, *args))
+        stored.append(put(self, *args))
 
-    monkeypatch.setattr(ResultFolder, "write_unit", once)
+    monkeypatch.setattr(Store, "put", once)
     with pytest.raises(KeyboardInterrupt):
         run_tiny(tiny, half)
     assert kernels(half) == ["joint"]
-    monkeypatch.setattr(ResultFolder, "write_unit", write)
+    monkeypatch.setattr(Store, "put", put)
     monkeypatch.setattr("mless.kernels.attended", lambda *args, **named: None)
     monkeypatch.setattr("mless.kernels.implementation", lambda *args, **named: "another")
     run_tiny(tiny, half)
@@ -397,26 +402,17 @@ def test_a_second_run_computes_nothing(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_only_missing_units_are_computed_again(
-    tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_groups_with_missing_units_are_computed_again(tiny: Path, plain: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(plain, copy)
     store = take_apart(copy)
     store.unit_path("attention", "none-00003").unlink()
     store.unit_path("dilution", "mless-00002").unlink()
-    written: list[str] = []
-    write = ResultFolder.write_unit
-
-    def noted(self: ResultFolder, tables: Any, key: str) -> None:
-        written.append(key)
-        write(self, tables, key)
-
-    monkeypatch.setattr(ResultFolder, "write_unit", noted)
     heard = Heard()
-    assert run_tiny(tiny, copy, heard).computed == 2
-    assert heard.steps == [(5, 6), (6, 6)]
-    assert written == ["none-00003", "mless-00002"]
+    # All prompts of a condition are one group here, and a group runs as it did the first time.
+    assert run_tiny(tiny, copy, heard).computed == 6
+    assert heard.steps[-1] == (6, 6)
+    assert {done for done, _ in heard.steps} == {4, 5, 6}
     assert tables_of(copy) == tables_of(plain)
 
 
@@ -433,7 +429,7 @@ def test_units_are_removed_once_the_tables_hold_them(folder: Path, tmp_path: Pat
 def test_a_missing_table_is_made_again(
     tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the tables that it follows from, without a model; one that holds what was measured is measured again."""
+    """From the tables that it follows from, without a model, or from the prompts; one that holds what was measured is measured again."""
     shutil.copytree(plain, tmp_path / "r")
     before = tables_of(tmp_path / "r")
     for name in TABLES:
@@ -442,7 +438,7 @@ def test_a_missing_table_is_made_again(
             if name in ("retained", "shares"):
                 scope.setattr("mless.models.load", unwanted)
             outcome = run_tiny(tiny, tmp_path / "r")
-        assert outcome == Outcome(tmp_path / "r", 0 if name in ("retained", "shares") else 6, 6)
+        assert outcome == Outcome(tmp_path / "r", 6 if name in ("attention", "dilution") else 0, 6)
         assert tables_of(tmp_path / "r") == before
 
 
@@ -488,9 +484,48 @@ def test_an_interrupted_run_ends_by_the_margins_it_goes_on_with(
 ) -> None:
     shutil.copytree(plain, tmp_path / "r")
     take_apart(tmp_path / "r").unit_path("attention", "mless-00002").unlink()
-    assert run_tiny(tiny, tmp_path / "r", **NARROW).computed == 1
+    assert run_tiny(tiny, tmp_path / "r", **NARROW).computed == 3
     assert tables_of(tmp_path / "r") == tables_of(narrow)
     assert about_of(tmp_path / "r") == about_of(narrow)
+
+
+@contextmanager
+def killed_before(moment: str, last: Callable[[dict[str, Any]], bool]) -> Generator[None]:
+    """The run in here ends before it writes that table, or its last word in study.json."""
+    write_table, write_manifest = ResultFolder.write_table, ResultFolder.write_manifest
+
+    def table(self: ResultFolder, name: str, content: Any) -> None:
+        if name == moment:
+            raise KeyboardInterrupt
+        write_table(self, name, content)
+
+    def manifest(self: ResultFolder, content: Any) -> None:
+        if moment == "study.json" and last(content):
+            raise KeyboardInterrupt
+        write_manifest(self, content)
+
+    with pytest.MonkeyPatch.context() as scope:
+        scope.setattr(ResultFolder, "write_table", table)
+        scope.setattr(ResultFolder, "write_manifest", manifest)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def is_narrow(about: dict[str, Any]) -> bool:
+    return about["study"]["margins"]["drop"] == NARROW["margins.drop"]
+
+
+@pytest.mark.parametrize("moment", ["retained", "shares", "study.json"])
+def test_a_run_killed_after_its_tables_got_their_places_measures_nothing_again(
+    tiny: Path, plain: Path, tmp_path: Path, moment: str
+) -> None:
+    out = tmp_path / "r"
+    with killed_before(moment, lambda about: about["complete"]):
+        run_tiny(tiny, out)
+    assert (out / "attention.parquet").exists()
+    assert run_tiny(tiny, out) == Outcome(out, 0, 6)
+    assert tables_of(out) == tables_of(plain)
+    assert not (out / "units").exists()
 
 
 @pytest.mark.parametrize("moment", ["retained", "shares", "study.json"])
@@ -509,23 +544,8 @@ def test_a_run_killed_while_it_judges_again_loses_nothing(
     shutil.copytree(plain, out)
     fresh = narrow if asked else plain
     monkeypatch.setattr("mless.models.load", unwanted)
-    write_table, write_manifest = ResultFolder.write_table, ResultFolder.write_manifest
-
-    def table(self: ResultFolder, name: str, content: Any) -> None:
-        if name == moment:
-            raise KeyboardInterrupt
-        write_table(self, name, content)
-
-    def manifest(self: ResultFolder, content: Any) -> None:
-        if moment == "study.json" and content["study"]["margins"]["drop"] == NARROW["margins.drop"]:
-            raise KeyboardInterrupt
-        write_manifest(self, content)
-
-    with monkeypatch.context() as scope:
-        scope.setattr(ResultFolder, "write_table", table)
-        scope.setattr(ResultFolder, "write_manifest", manifest)
-        with pytest.raises(KeyboardInterrupt):
-            run_tiny(tiny, out, **NARROW)
+    with killed_before(moment, is_narrow):
+        run_tiny(tiny, out, **NARROW)
     assert json.loads((out / "study.json").read_text())["complete"] is True
     assert run_tiny(tiny, out, **asked) == Outcome(out, 0, 6)
     assert tables_of(out) == tables_of(fresh)
@@ -545,6 +565,134 @@ def test_a_folder_of_before_is_judged_anew_too(
     assert run_tiny(tiny, out) == Outcome(out, 0, 6, fresh=False)
     assert run_tiny(tiny, out, **NARROW) == Outcome(out, 0, 6)
     assert tables_of(out) == tables_of(narrow)
+
+
+def test_judged_anew_a_folder_keeps_the_size_of_its_groups(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives other margins need not say it again. Whoever computes some of it anew needs it."""
+    out = tmp_path / "r"
+    run_tiny(tiny, out, group_tokens=60)
+    monkeypatch.setattr("mless.models.load", unwanted)
+    assert run_tiny(tiny, out, **NARROW) == Outcome(out, 0, 6)
+    about = about_of(out)
+    assert about["study"]["group_tokens"] == about["group_tokens"] == 60
+    assert "group_tokens=60" in about["command"]
+
+
+# ---- folders of format 3 ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with each prompt alone, as prompts ran before format 4."""
+    folder = tmp_path_factory.mktemp("alone") / "r"
+    run_tiny(tiny, folder, batch_size=1)
+    return folder
+
+
+@pytest.fixture
+def of_format_3(alone: Path, tmp_path: Path) -> Path:
+    """That folder as it was stored then."""
+    shutil.copytree(alone, tmp_path / "old")
+    as_of_format_3(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def drawn(folder: Path, out: Path) -> list[bytes]:
+    """Pictures of one item's attention and of all shares."""
+    one = FigureSpec("one", "heads", (Panel(ResultFolder(folder).manifest()["model"]["label"], 1, 1),))  # pyright: ignore[reportOptionalSubscript]
+    every = FigureSpec("all", "retained", (), ("none", "mless"))
+    return [path.read_bytes() for spec in (one, every) for path in draw(spec, [folder], formats=["svg"], out=out)]
+
+
+def test_a_folder_of_format_3_is_judged_anew_more_than_once(
+    tiny: Path, alone: Path, of_format_3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts ran one by one, which nobody had to ask for then. It gives the tables and pictures that one of today gives."""
+    old, new = of_format_3, tmp_path / "new"
+    shutil.copytree(alone, new)
+    measured = {name: rows for name, rows in tables_of(old).items() if name not in ("retained", "shares")}
+    assert not {*measured.values()} & {*tables_of(new).values()}
+    monkeypatch.setattr("mless.models.load", unwanted)
+    assert verdict_lines(old) == verdict_lines(new)
+    assert run_tiny(tiny, old) == Outcome(old, 0, 6, fresh=False)
+    for asked in (NARROW, {}):
+        assert run_tiny(tiny, old, **asked) == Outcome(old, 0, 6)
+        assert run_tiny(tiny, new, batch_size=1, **asked) == Outcome(new, 0, 6)
+        assert tables_of(old) == tables_of(new) | measured
+        assert verdict_lines(old) == verdict_lines(new)
+    assert drawn(old, tmp_path / "a") == drawn(new, tmp_path / "b")
+    about = ResultFolder(old).manifest() or {}
+    assert (about["study"]["batch_size"], about["units_format"]) == (1, 3)
+    with pytest.raises(BadFolder, match=r"holds another study.*batch_size"):
+        run_tiny(tiny, old, batch_size=2)
+
+
+def test_units_of_a_folder_of_format_3_are_those_of_today(alone: Path, of_format_3: Path) -> None:
+    keys = [f"{condition}-{number:05d}" for condition in ("none", "mless") for number in (1, 2, 3)]
+    old, new = ResultFolder(of_format_3), ResultFolder(alone)
+    for name in ("attention", "dilution"):
+        assert [old.read_part(name, key, keys) for key in keys] == [new.read_part(name, key, keys) for key in keys]
+        assert old.read_table(name) == new.read_table(name)
+
+
+@pytest.mark.parametrize("moment", ["retained", "shares", "study.json"])
+def test_a_folder_of_format_3_is_still_known_after_a_kill(
+    tiny: Path, alone: Path, of_format_3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """study.json gets today's format before the tables are judged, and the way its prompts ran must not be forgotten then."""
+    shutil.copytree(alone, tmp_path / "new")
+    monkeypatch.setattr("mless.models.load", unwanted)
+    run_tiny(tiny, tmp_path / "new", batch_size=1, **NARROW)
+    with killed_before(moment, is_narrow):
+        run_tiny(tiny, of_format_3, **NARROW)
+    assert run_tiny(tiny, of_format_3, **NARROW) == Outcome(of_format_3, 0, 6)
+    assert verdict_lines(of_format_3) == verdict_lines(tmp_path / "new")
+    for name in ("retained", "shares"):
+        assert tables_of(of_format_3)[name] == tables_of(tmp_path / "new")[name]
+
+
+@pytest.mark.parametrize("lacks", ["a unit", "a table"])
+def test_an_unfinished_folder_of_format_3_goes_on_once_its_prompts_run_alone(
+    tiny: Path, alone: Path, of_format_3: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    if lacks == "a unit":
+        with format_3():
+            take_apart(of_format_3).unit_path("attention", "mless-00002").unlink()
+    else:
+        (of_format_3 / "dilution.parquet").unlink()
+    before = {path: path.read_bytes() for path in of_format_3.rglob("*") if path.is_file()}
+    with monkeypatch.context() as scope:
+        scope.setattr("mless.models.load", unwanted)
+        with pytest.raises(
+            BadFolder, match=r"begun by an older mless, .*; add --set batch_size=1 to go on with it, or"
+        ):
+            run_tiny(tiny, of_format_3)
+    assert {path: path.read_bytes() for path in of_format_3.rglob("*") if path.is_file()} == before
+    assert run_tiny(tiny, of_format_3, batch_size=1).computed == (1 if lacks == "a unit" else 6)
+    assert tables_of(of_format_3) == tables_of(alone)
+
+
+def test_a_table_of_format_3_outlives_a_run_that_is_killed(tiny: Path, alone: Path, of_format_3: Path) -> None:
+    """Another table is gone, so all is measured again; until that is done, the one that is left stays."""
+    (of_format_3 / "dilution.parquet").unlink()
+    left = (of_format_3 / "attention.parquet").read_bytes()
+    with killed_before("prompts", bool):
+        run_tiny(tiny, of_format_3, batch_size=1)
+    assert (of_format_3 / "attention.parquet").read_bytes() == left
+    assert run_tiny(tiny, of_format_3, batch_size=1) == Outcome(of_format_3, 0, 6)
+    assert tables_of(of_format_3) == tables_of(alone)
+
+
+def test_a_format_of_units_that_is_null_is_as_if_left_out(tiny: Path, plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "r")
+    with about_changed(tmp_path / "r") as about:
+        about["units_format"] = None
+    assert run_tiny(tiny, tmp_path / "r") == Outcome(tmp_path / "r", 0, 6, fresh=False)
+
+
+# ---- other studies in the same folder ----------------------------------------------------------------------------------------
 
 
 def test_without_out_a_run_finds_the_numbers_it_can_judge_anew(
@@ -646,8 +794,39 @@ def test_a_folder_somebody_writes_is_left_alone(tiny: Path, tmp_path: Path) -> N
 def test_batches_give_the_same_numbers(tiny: Path, plain: Path, tmp_path: Path) -> None:
     run_tiny(tiny, tmp_path / "r", batch_size=3)
     for name in ("attention", "dilution", "retained"):
-        batched, alone = (pl.read_parquet(path / f"{name}.parquet") for path in (tmp_path / "r", plain))
+        # Read by mless, which puts rows in the order of the items: they lie in the order in which they ran.
+        tables = (ResultFolder(path).read_table(name) for path in (tmp_path / "r", plain))
+        batched, alone = map(pl.DataFrame, tables)
         assert_frame_equal(batched, alone, abs_tol=1e-5, rel_tol=1e-5)
+
+
+def test_a_group_that_does_not_fit_into_memory_runs_in_halves(
+    tiny: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from mless import capture
+
+    run, tried = capture.received_later, []
+
+    def little_memory(model: Any, prompts: Any, **named: Any) -> Any:
+        tried.append(len(prompts))
+        if len(prompts) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return run(model, prompts, **named)
+
+    monkeypatch.setattr(capture, "received_later", little_memory)
+    heard = Heard()
+    run_tiny(tiny, tmp_path / "r", heard)
+    assert tried == [3, 1, 2, 1, 1] * 2
+    assert (
+        sum(line.startswith("out of memory with 3 prompts at once: this group runs in halves.") for line in heard.lines)
+        == 2
+    )
+    assert json.loads((tmp_path / "r" / "study.json").read_text())["groups_halved"] == 4
+    for name in ("attention", "dilution", "retained"):
+        halved, whole = (pl.read_parquet(path / f"{name}.parquet") for path in (tmp_path / "r", plain))
+        assert_frame_equal(halved, whole, abs_tol=1e-5, rel_tol=1e-5)
 
 
 def test_chosen_heads_and_layers_are_the_whole_runs_rows(tiny: Path, plain: Path, tmp_path: Path) -> None:

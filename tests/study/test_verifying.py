@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import mless
-from interrupted import about_changed, not_finished, table_replaced, units_kept
+from growing_tables import grow
+from interrupted import about_changed, not_finished, units_kept
 from mless.engines import vllm
 from mless.engines.base import OutOfMemory
 from mless.errors import BadFolder, BadStudy
@@ -20,6 +21,7 @@ from mless.results.folder import ResultFolder
 from mless.results.sealing import encode
 from mless.study import load_study, run_study, verifying
 from mless.study.bench import StartAgain
+from mless.study.identity import unit_name
 from mless.study.measuring import Again
 from mless.study.verifying import Verification, compare, verification_lines, verify, way_out
 from spelling import model_folder
@@ -63,7 +65,7 @@ def test_a_good_folder(folder: Path, tiny: Path) -> None:
     head, *rest = verification_lines(found)
     assert head == f"{folder}: whole: study.json and 5 tables are as they were written"
     assert any(line.startswith("made from: study quick, model ") and "(3 items)" in line for line in rest)
-    assert any(line.startswith("made by: mless 0.1.0 (format 3), python ") and "torch" in line for line in rest)
+    assert any(line.startswith("made by: mless 0.1.0 (format 4), python ") and "torch" in line for line in rest)
     assert any("all equal to the last bit" in line for line in rest)
     assert rest[-1].startswith("Checksums find damage, not forgery")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -126,24 +128,22 @@ def test_an_unfinished_folder(finished: Path, tmp_path: Path) -> None:
 
 def test_forged_numbers_are_found_by_computing_them_again(folder: Path) -> None:
     """With new checksums, which whoever writes them can make."""
-    file = folder / "attention.parquet"
-    groups = pq.ParquetFile(file)
-    tables = [groups.read_row_group(n) for n in range(groups.num_row_groups)]
-    column = tables[0].schema.get_field_index("received")
-    rows = [[None if v is None else v * 1.5 for v in row] for row in tables[2]["received"].to_pylist()]
-    tables[2] = tables[2].set_column(
-        column, tables[2].schema.field(column), pa.array(rows, tables[2].schema.field(column).type)
-    )
-    units = ResultFolder(folder.parent / "units-of-it")
-    for n, table in enumerate(tables):
-        units.write_unit({"attention": table}, str(n))
-    units.merge("attention", [str(n) for n in range(len(tables))])
-    table_replaced(folder, "attention", pq.read_table(file))  # lists the digest of what is about to be there
-    shutil.copyfile(units.path / "attention.parquet", file)
-    from mless.results.sealing import digest_of_file
-
+    about = ResultFolder(folder).manifest() or {}
+    keys = [unit_name(condition, number) for condition in about["conditions"] for number in range(3)]
+    units = {key: ResultFolder(folder).read_part("attention", key, keys) for key in keys}
+    forged, column = units[keys[2]], units[keys[2]].schema.get_field_index("received")
+    rows = [[None if v is None else v * 1.5 for v in row] for row in forged["received"].to_pylist()]
+    kind = forged.schema.field(column)
+    units[keys[2]] = forged.set_column(column, kind, pa.array(rows, kind.type))
+    other = ResultFolder(folder.parent / "forged")
+    other.write_manifest({})
+    grow(other, "attention", units)
+    other.write_manifest({})
+    shutil.copyfile(other.path / "attention.parquet", folder / "attention.parquet")
+    written = other.manifest() or {}
     with about_changed(folder) as about:
-        about["tables"]["attention"] = digest_of_file(file)
+        for listed in ("tables", "footers"):
+            about[listed]["attention"] = written[listed]["attention"]
     found = verify(folder, sample=6)
     assert (found.state, found.good, found.damaged) == ("differs", False, [])
     assert found.recomputed is not None

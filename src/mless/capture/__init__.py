@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from mless.capture.activations import Rows, read_activations, watching
 from mless.capture.affine import Displacement, displacement
-from mless.capture.attention import Attention, Recorder, capturing, received
+from mless.capture.attention import Attention, Pending, Recorder, capturing, received, received_later
 from mless.capture.seam import LazyMask
 
 __all__ = [
     "Attention",
     "Displacement",
     "LazyMask",
+    "Pending",
     "Recorder",
     "Rows",
     "capturing",
     "displacement",
     "read_activations",
     "received",
+    "received_later",
     "watching",
 ]

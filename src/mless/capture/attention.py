@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from mless import kernels
 from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
+from mless.capture.parts import Parts
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture, first_line
 from mless.models import LoadedModel
 from mless.models.seams import among, attention_layers, attention_modules
-from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, Prompt, head_name, numbers_of
+from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, WHOLE_PROMPT, Prompt, head_name, numbers_of
 
-#: The longest prompt that runs in one forward, and the parts of longer ones.
-_WHOLE, _PART = 131072, 16384
+#: Tokens in the parts of a prompt that is too long for one forward.
+_PART = 16384
 #: Kinds of layers that see differently in one model: full, sliding, chunked.
 _MASKS = 8
 #: Numbers of one layer that stay on the GPU until the forward ends.
@@ -69,7 +70,7 @@ class Recorder:
     _announced: tuple[Tensor, Tensor] | None = None
     _seen: dict[object, _Seen] = field(default_factory=dict[object, "_Seen"])
     _totals: dict[int, Float[Tensor, " heads"]] = field(default_factory=dict[int, Tensor])
-    _parts: dict[int, _Parts] | None = None
+    _parts: dict[int, Parts] | None = None
     #: The model and the last recorded layer's attention, as long as the block lasts.
     _runs: tuple[nn.Module, nn.Module] | None = field(default=None, repr=False)
     #: Layers that a forward of `run` has reached, recorded or not.
@@ -243,7 +244,7 @@ class Recorder:
         self._totals[layer] = total + self._totals[layer] if layer in self._totals else total
         if self._parts is not None:
             assert self._announced is not None
-            parts = self._parts.setdefault(layer, _Parts(self._announced[0]))
+            parts = self._parts.setdefault(layer, Parts(self._announced[0]))
             parts.add(sums, seen.even, seen.common["sets"])
         else:
             # A very long prompt's sums of all layers would be gigabytes; a layer of it takes far longer than the copy does.
@@ -251,21 +252,27 @@ class Recorder:
                 received = sums.apart.cpu().expand(-1, sums.received.shape[1], -1, -1)
                 sums = kernels.Sums(received, sums.counts.cpu(), sums.mass.cpu())
             self.sums[layer], self.uniform[layer] = sums, seen.even
-        if not total.is_cuda:
-            self.finish()
+
+    def totals(self) -> dict[int, Float[Tensor, " heads"]]:
+        """By layer, a number for each head that is finite where all of its numbers are. Who asks for them checks them."""
+        found, self._totals = self._totals, {}
+        return found
 
     def finish(self) -> None:
-        """Refuse what is not finite. On a GPU only after the forward, because every check would wait for it."""
-        checks, self._totals = self._totals, {}
-        for layer, total in checks.items():
-            finite = torch.isfinite(total)
-            if not bool(finite.all()):
-                bad = int((~finite).nonzero()[0, 0])
-                head = self.heads[bad] if self.heads is not None else bad + 1
-                raise BadAttention(
-                    f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
-                    "try --dtype float32, or check the checkpoint"
-                )
+        """Refuse what is not finite. Only after the forward: on a GPU every check would wait for it."""
+        refuse_infinite(self.totals(), self.heads)
+
+
+def refuse_infinite(totals: Mapping[int, Float[Tensor, " heads"]], heads: Sequence[int] | None) -> None:
+    for layer, total in totals.items():
+        finite = torch.isfinite(total)
+        if not bool(finite.all()):
+            bad = int((~finite).nonzero()[0, 0])
+            head = heads[bad] if heads is not None else bad + 1
+            raise BadAttention(
+                f"attention is not finite (NaN or infinite) in {head_name(layer, head)}; the weights or the dtype break it: "
+                "try --dtype float32, or check the checkpoint"
+            )
 
 
 class _StopForward(Exception):
@@ -274,40 +281,6 @@ class _StopForward(Exception):
 
 #: Models whose full forward inside a block ran each layer once.
 _SEEN_WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-class _Parts:
-    """Sums of a prompt that runs part by part, each part's queries with all keys so far."""
-
-    def __init__(self, sets: Bool[Tensor, "batch sets tokens"]) -> None:
-        #: How many have run.
-        self.tokens = 0
-        self._all = sets.shape[2]
-        self._single = sets.stride(1) == 0
-        self._members = sets[:, -1].sum(-1).clamp(min=1)
-        self._sums: list[Tensor] = []
-
-    def add(self, sums: kernels.Sums, even: kernels.Sums, sets: Bool[Tensor, "batch sets queries"]) -> None:
-        # Two sets that are one take the memory of one.
-        received = sums.received[:, :1] if self._single else sums.received
-        mass = sums.mass * sets[:, -1].sum(-1)[:, None, None]
-        found = [received, even.received, even.counts, mass]
-        if not self._sums:
-            shapes = [(*part.shape[:-1], self._all) for part in found[:3]]
-            self._sums = [part.new_zeros(shape) for part, shape in zip(found, shapes, strict=False)]
-            self._sums.append(torch.zeros_like(mass))
-        for whole, part in zip(self._sums, found, strict=True):
-            whole[..., : part.shape[-1]] += part
-        self.tokens += sets.shape[2]
-
-    def whole(self) -> tuple[kernels.Sums, kernels.Sums]:
-        received, even, counts, mass = self._sums
-        sets = counts.shape[1]
-        received = received.expand(-1, sets, -1, -1)
-        return (
-            kernels.Sums(received, counts, mass / self._members[:, None, None]),
-            kernels.Sums(even, counts, mass[:, :1, :0]),
-        )
 
 
 @dataclass(frozen=True)
@@ -386,7 +359,6 @@ def capturing(
         recorder._runs = None  # pyright: ignore[reportPrivateUsage]
 
 
-# Over 60 lines: most of it says what its arguments mean.
 def received(
     model: LoadedModel,
     prompts: Sequence[Prompt],
@@ -409,48 +381,77 @@ def received(
         raise BadPrompt("received takes several prompts, got one; put it in a list")
     if part is not None and part < 1:
         raise BadStudy(f"a part has at least 1 token, got {part}; leave part out to let it be chosen")
-    if layers is None:
-        asked = attention_layers(model.model)
-    else:
-        asked = model.numbered(layers)
+    asked, which = _asked(model, layers, heads)
+    with capturing(model.model, layers=asked, heads=None if heads is None else which, kernel=kernel) as recorder:
+        for batch in _batches(prompts, batch_size, part or WHOLE_PROMPT):
+            _forward(model, recorder, batch, part)
+            yield from Pending(recorder, batch, asked, which).rows()
+
+
+def received_later(
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Pending:
+    """What `received` gives for these prompts in one batch. On a GPU this returns before the forward ends, and the next one can be started."""
+    asked, which = _asked(model, layers, heads)
+    with capturing(model.model, layers=asked, heads=None if heads is None else which) as recorder:
+        _forward(model, recorder, prompts, None)
+        return Pending(recorder, prompts, asked, which)
+
+
+def _asked(
+    model: LoadedModel, layers: Sequence[int] | int | str | None, heads: Sequence[int] | int | str | None
+) -> tuple[list[int], list[int]]:
+    asked = attention_layers(model.model) if layers is None else model.numbered(layers)
     which = numbers_of("all" if heads is None else heads, model.heads, "head")
     if not asked or not which:
         raise BadStudy("no layer or no head was asked for; leave layers and heads out for all of them")
-    with capturing(model.model, layers=asked, heads=None if heads is None else which, kernel=kernel) as recorder:
-        for batch in _batches(prompts, batch_size, part or _WHOLE):
-            for prompt in batch:
-                if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise BadPrompt(
-                        f"a prompt is what mless.prompts(model, items, condition) makes, token ids with spans; got {type(prompt).__name__}"
-                    )
-            check_reach(model, batch)
-            longest = max(map(len, batch))
-            positions = own_positions(model, batch, longest)
-            ids = torch.zeros(len(batch), longest, dtype=torch.long)
-            real = torch.zeros(len(batch), longest, dtype=torch.bool)
-            sets = torch.zeros(len(batch), len(QUERY_SETS), longest, dtype=torch.bool)
-            spans = torch.zeros(len(batch), longest, dtype=torch.long)
-            for row, prompt in enumerate(batch):
-                ids[row, : len(prompt)] = torch.tensor(prompt.token_ids)
-                real[row, : len(prompt)] = True
-                sets[row, 0, : len(prompt)] = True
-                sets[row, 1, prompt.original] = True
-                spans[row, : len(prompt)] = torch.tensor(prompt.span_ids)
-            one = bool((sets[:, 0] == sets[:, 1]).all())
-            sets = sets.to(model.device)  # before it is expanded: a copy to another device would not be
-            sets = sets[:, :1].expand(-1, len(QUERY_SETS), -1) if one else sets
-            in_parts = longest > (part or _WHOLE)
-            recorder.expect(sets, spans.to(model.device), in_parts=in_parts)
-            with torch.inference_mode():
-                if in_parts:
-                    _run_in_parts(model, recorder, ids, part or _PART, positions)
-                    recorder.joined()
-                else:
-                    padding = None if bool(real.all()) and positions is None else real.to(model.device).long()
-                    moved = {} if positions is None else {"position_ids": positions.to(model.device)}
-                    recorder.run(input_ids=ids.to(model.device), attention_mask=padding, use_cache=False, **moved)
-            recorder.finish()
-            yield from (_of_row(recorder, row, prompt, asked, which) for row, prompt in enumerate(batch))
+    return asked, which
+
+
+def _forward(model: LoadedModel, recorder: Recorder, batch: Sequence[Prompt], part: int | None) -> None:
+    """Run some prompts, padded on the right; what they receive is left in the recorder."""
+    for prompt in batch:
+        if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadPrompt(
+                f"a prompt is what mless.prompts(model, items, condition) makes, token ids with spans; got {type(prompt).__name__}"
+            )
+    check_reach(model, batch)
+    longest = max(map(len, batch))
+    positions = own_positions(model, batch, longest)
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    real = torch.zeros(len(batch), longest, dtype=torch.bool)
+    sets = torch.zeros(len(batch), len(QUERY_SETS), longest, dtype=torch.bool)
+    spans = torch.zeros(len(batch), longest, dtype=torch.long)
+    for row, prompt in enumerate(batch):
+        ids[row, : len(prompt)] = torch.tensor(prompt.token_ids)
+        real[row, : len(prompt)] = True
+        sets[row, 0, : len(prompt)] = True
+        sets[row, 1, prompt.original] = True
+        spans[row, : len(prompt)] = torch.tensor(prompt.span_ids)
+    one = bool((sets[:, 0] == sets[:, 1]).all())
+    sets = _sent(sets, model)  # before it is expanded: a copy to another device would not be
+    sets = sets[:, :1].expand(-1, len(QUERY_SETS), -1) if one else sets
+    in_parts = longest > (part or WHOLE_PROMPT)
+    recorder.expect(sets, _sent(spans, model), in_parts=in_parts)
+    with torch.inference_mode():
+        if in_parts:
+            _run_in_parts(model, recorder, ids, part or _PART, positions)
+            recorder.joined()
+        else:
+            padding = None if bool(real.all()) and positions is None else _sent(real.long(), model)
+            moved = {} if positions is None else {"position_ids": _sent(positions, model)}
+            recorder.run(input_ids=_sent(ids, model), attention_mask=padding, use_cache=False, **moved)
+
+
+def _sent(made: Tensor, model: LoadedModel) -> Tensor:
+    """The same on the model's device. To a GPU it goes without waiting for what runs there."""
+    return (
+        made.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else made.to(model.device)
+    )
 
 
 def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Sequence[Prompt]]:
@@ -510,18 +511,74 @@ def _refuse_changing_scales(model: LoadedModel, tokens: int, part: int) -> None:
             )
 
 
-def _of_row(recorder: Recorder, row: int, prompt: Prompt, layers: list[int], heads: list[int]) -> Attention:
-    size = len(prompt)
+class Pending:
+    """What a batch's tokens received, on its way from the device. `row` waits for it, in any thread."""
 
-    def stack(pick: Callable[[int], Tensor]) -> np.ndarray:
-        return torch.stack([pick(layer) for layer in layers]).cpu().numpy()
+    def __init__(self, recorder: Recorder, prompts: Sequence[Prompt], layers: list[int], heads: list[int]) -> None:
+        self._prompts, self._layers, self._heads = list(prompts), layers, heads
+        self.computed_by = {layer: recorder.computed_by[layer] for layer in layers}
+        totals = recorder.totals()
+        self._totals = _stacked(list(totals.values())) if totals else None
+        self._finite: bool | None = None
+        self._received = _stacked([recorder.sums[layer].apart for layer in layers])
+        self._even = _stacked([recorder.uniform[layer].received[:, :, 0] for layer in layers])
+        self._n = _stacked([recorder.uniform[layer].counts for layer in layers])
+        self._mass = _stacked([recorder.sums[layer].mass for layer in layers])
+        #: One for each GPU that numbers come from: these are there once it has passed.
+        self._copied: list[torch.cuda.Event] = []
+        sums, even = ([found[layer] for layer in layers] for found in (recorder.sums, recorder.uniform))
+        sources = [
+            *totals.values(),
+            *(one.mass for one in sums),
+            *(one.apart for one in sums),
+            *(one.counts for one in even),
+        ]
+        for device in {one.device for one in sources if one.is_cuda}:
+            with torch.cuda.device(device):
+                self._copied.append(torch.cuda.Event())
+                self._copied[-1].record()
 
-    sums = stack(lambda layer: recorder.sums[layer].received[row, ..., :size].float()).swapaxes(0, 1)
-    even = stack(lambda layer: recorder.uniform[layer].received[row, :, 0, :size].float()).swapaxes(0, 1)
-    n = stack(lambda layer: recorder.uniform[layer].counts[row, :, :size]).swapaxes(0, 1)
-    mass = stack(lambda layer: recorder.sums[layer].mass[row].float())
-    divisor = np.where(n > 0, n, np.nan).astype(np.float32)
-    assert mass.shape[-1] == len(MASS_NAMES)
-    used = {layer: recorder.computed_by[layer] for layer in layers}
-    means = sums / divisor[:, :, None], n.astype(np.int32), even / divisor
-    return Attention(prompt, layers, heads, *means, mass, used)
+    def rows(self) -> Iterator[Attention]:
+        """Each prompt's attention, in order."""
+        return (self.row(number) for number in range(len(self._prompts)))
+
+    def row(self, row: int) -> Attention:
+        """One prompt's attention."""
+        if self._finite is None:
+            for copied in self._copied:
+                copied.synchronize()
+            self._finite = self._totals is None or bool(torch.isfinite(self._totals).all())
+        if not self._finite:
+            self._refuse_infinite(row)
+        prompt = self._prompts[row]
+
+        def taken(stacked: Tensor) -> np.ndarray:
+            return stacked[:, row, ..., : len(prompt)].float().numpy()
+
+        n = self._n[:, row, :, : len(prompt)].numpy().swapaxes(0, 1)
+        divisor = np.where(n > 0, n, np.nan).astype(np.float32)
+        # Two sets that are one were summed and copied once.
+        received = taken(self._received).swapaxes(0, 1) / divisor[:, :, None]
+        mass = self._mass[:, row].float().numpy()
+        assert mass.shape[-1] == len(MASS_NAMES)
+        means = received, n.astype(np.int32), taken(self._even).swapaxes(0, 1) / divisor
+        return Attention(prompt, self._layers, self._heads, *means, mass, self.computed_by)
+
+    def _refuse_infinite(self, row: int) -> None:
+        """Refuse the row if one of its own numbers is not finite; another one of the batch may be the cause."""
+        own = self._received[:, row, ..., : len(self._prompts[row])].float().sum((1, 3)) + self._mass[
+            :, row
+        ].float().sum(-1)
+        refuse_infinite(dict(zip(self._layers, own, strict=True)), self._heads)
+
+
+def _stacked(layers: Sequence[Tensor]) -> Tensor:
+    """All layers' numbers, on their way to the CPU."""
+    # Those of a very long prompt are there already.
+    layers = [one.cpu() for one in layers] if len({one.device for one in layers}) > 1 else layers
+    return _leaving(torch.stack(list(layers)))
+
+
+def _leaving(found: Tensor) -> Tensor:
+    """A copy in the CPU's memory; where it comes from a GPU, it is complete only once all that was started there is done."""
+    return found.detach().to("cpu", non_blocking=True)

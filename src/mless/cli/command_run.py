@@ -21,6 +21,7 @@ from mless.cli.options import (
     Primary,
     PromptOptions,
     Sets,
+    WorkerOptions,
 )
 from mless.cli.progress import ProgressBar
 
@@ -80,6 +81,7 @@ class RunOptions:
         bool, typer.Option("--run-code", help="Answers: run the code that the model writes, in a sandbox (humaneval).")
     ] = False
     primary: Primary = None
+    shared: WorkerOptions
     sets: Sets = None
     output: OutputOptions
 
@@ -95,6 +97,13 @@ def run(
     def measure(bar: ProgressBar) -> Outcome:
         spec = load_study(study, study_changes(options), options.sets or ())
         trust = options.loading.trust_remote_code
-        return run_study(spec, options.output.out, bar, trust_remote_code=trust, run_code=options.run_code)
+        return run_study(
+            spec,
+            options.output.out,
+            bar,
+            trust_remote_code=trust,
+            run_code=options.run_code,
+            workers=options.shared.asked(),
+        )
 
     measure_and_print(measure, as_json=options.output.as_json)

@@ -18,6 +18,7 @@ from mless.cli.options import (
     OutputOptions,
     PromptOptions,
     Sets,
+    WorkerOptions,
 )
 from mless.cli.progress import ProgressBar
 
@@ -78,6 +79,7 @@ class TuneOptions:
         int | None, typer.Option(help="Where an answer is cut off."), StudyField("accuracy.max_new_tokens")
     ] = None
     compute: ComputeOptions
+    shared: WorkerOptions
     sets: Sets = None
     output: OutputOptions
 
@@ -101,6 +103,7 @@ def tune(
 
     def measure(bar: ProgressBar) -> Outcome:
         spec = load_study(study, changes, options.sets or ())
-        return run_tuning(spec, options.output.out, bar, trust_remote_code=options.loading.trust_remote_code)
+        trust, workers = options.loading.trust_remote_code, options.shared.asked()
+        return run_tuning(spec, options.output.out, bar, trust_remote_code=trust, workers=workers)
 
     measure_and_print(measure, as_json=options.output.as_json)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mless.cli.groups import StudyField
+from mless.errors import BadStudy
+
+if TYPE_CHECKING:
+    from mless.study.bench import Workers
 
 
 def _with_escapes(text: str) -> str:
@@ -60,6 +64,43 @@ class LoadingOptions:
     ] = None
     # No study field: a study file must not be able to allow it.
     trust_remote_code: TrustRemoteCode = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Who measures. No study fields: the numbers do not depend on it, and a study file must not be able to reach other machines."""
+
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="Let others measure: a number of processes (or GPUs) of this machine, auto, or HOST:PORT of a Ray cluster (mless[ray])."
+        ),
+    ] = None
+    worker_threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of each worker: by default the processors shared out, 4 on a cluster."),
+    ] = None
+    worker_limit: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a worker that has not answered is given up.")
+    ] = 3600.0
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed",
+            help="Take workers that differ in device, dtype or versions: last digits then depend on who measured.",
+        ),
+    ] = False
+
+    def asked(self) -> Workers | None:
+        from mless.study.bench import Workers
+
+        if self.workers is None:
+            if self.worker_threads is not None or self.mixed:
+                raise BadStudy(
+                    "--worker-threads and --mixed say how workers run, and none are asked for; add --workers, or leave them out"
+                )
+            return None
+        return Workers(self.workers, self.worker_threads, self.mixed, self.worker_limit)
 
 
 @dataclass(frozen=True, kw_only=True)

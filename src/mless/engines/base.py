@@ -98,6 +98,9 @@ class OutOfMemory(EngineFault):
         super().__init__(message)
         self.slots = slots
 
+    def __reduce__(self) -> tuple[type[OutOfMemory], tuple[str, int]]:
+        return type(self), (str(self), self.slots)  # it may come from a worker
+
 
 @runtime_checkable
 class Engine(Protocol):

@@ -25,6 +25,8 @@ except ValueError as fault:  # bytes that are no text among them
 from matplotlib import font_manager, ft2font
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.textpath import TextPath
@@ -145,8 +147,17 @@ def render(picture: Picture, kind: str) -> bytes:
         "svg": {"Date": None, "Creator": None, "Title": picture.title, "Description": picture.description},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None, "Title": picture.title},
     }
-    stream = io.BytesIO()
-    picture.figure.savefig(stream, format=kind, dpi=DPI, metadata=silent[kind])
+    stream, figure = io.BytesIO(), picture.figure
+    # The canvas itself, and not savefig, which draws a figure that was laid out once more before it draws it.
+    try:
+        if kind == "png":
+            FigureCanvasAgg(figure).print_png(stream, metadata=silent[kind])
+        elif kind == "svg":
+            FigureCanvasSVG(figure).print_svg(stream, metadata=silent[kind])
+        else:
+            FigureCanvasPdf(figure).print_pdf(stream, metadata=silent[kind])
+    finally:
+        FigureCanvasAgg(figure)
     return stream.getvalue()
 
 

@@ -1,6 +1,6 @@
 """A result folder: units while a study runs, Parquet tables when it is done, and where it all came from.
 
-A unit exists whole or not at all (temporary name, sync, rename), so a killed run loses at most the unit it was computing.
+A unit that is stored is whole, in a file of its own or in a growing table, so a killed run loses only what was on its way to the disk.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
+import secrets
 import shutil
-import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,20 +22,22 @@ from mless.results import sealing
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    from mless.results.tables import TableGate
+    from mless.results.growing import GrowingTable
+    from mless.results.grown import GrownTable, Piece
     from mless.results.units import Expecting
 
 #: The file contract's number; a folder with a higher one was made by a newer mless. Since 2 placement `end` is the end of the user's turn,
 #: and raw prompts have a token boundary before the line break. Since 3 units, tables and study.json have checksums, and weights are known by
-#: all of their bytes.
-FORMAT = 3
+#: all of their bytes. Since 4 tables of units are written as the units come, several units and some layers in a row group.
+FORMAT = 4
 #: Folders from this format on have checksums. Older ones open without.
 SEALED = 3
+#: From this format on prompts run in groups, and tables of units hold several in a row group.
+GROUPED = 4
 
 _LOCK, _ASIDE = ".lock", "set-aside"
-_TABLES, _NEXT = "tables", "tables_next"
+_TABLES, _NEXT, _FOOTERS = "tables", "tables_next", "footers"
 _WAY_OUT = "restore it from a copy, or remove it and run the same command again"
 _CHECKED = sealing.Checked()
 
@@ -60,12 +61,12 @@ def _write(path: Path, content: bytes) -> None:
 @contextmanager
 def _partial(path: Path) -> Generator[Path]:
     """A file beside `path` to write to; gone afterwards unless it was renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-    os.close(handle)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    partial.touch(exist_ok=False)  # and not mkstemp, whose files are private: results are as readable as any other file
     try:
-        yield Path(name)
+        yield partial
     finally:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -80,9 +81,6 @@ def _refusals(path: Path) -> Generator[None]:
 
 
 def _publish(partial: Path, path: Path) -> None:
-    mask = os.umask(0)
-    os.umask(mask)
-    partial.chmod(0o666 & ~mask)  # mkstemp's files are private; results are as readable as any other file
     partial.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -95,29 +93,16 @@ def no_result_folder(path: Path) -> BadFolder:
     return BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
 
 
+def _damaged(file: Path) -> BadFolder:
+    return BadFolder(
+        f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
+    )
+
+
 def _is_trace(entry: Path) -> bool:
     if entry.name == "units" and entry.is_dir():
         return all(file.suffix in (".parquet", ".partial") for file in entry.rglob("*") if not file.is_dir())
     return entry.name in (_LOCK, _ASIDE) or (entry.name.startswith(".") and entry.name.endswith(".partial"))
-
-
-def _with_todays_names(content: dict[str, Any]) -> dict[str, Any]:
-    """An older study.json with today's names. Its format number stays, because its prompts differ from today's.
-
-    Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, now called `before-answer`. In
-    a raw prompt both are the same place. For a server `end` was the end of the user's message, as it is now.
-    """
-    if content["format"] >= 2 or content.get("prompt") in ("raw", "text"):
-        return content
-    study: dict[str, Any] = content.get("study") or {}
-    for one in (study, *(study.get("condition") or {}).values(), *(content.get("conditions") or {}).values()):
-        if one.get("placement") == "end":
-            one["placement"] = "before-answer"
-    if "command" in content:
-        content["command"] = [
-            re.sub(r"(?<=placement=)(\"?)end\b", r"\1before-answer", word) for word in content["command"]
-        ]
-    return content
 
 
 class ResultFolder:
@@ -131,8 +116,10 @@ class ResultFolder:
         self._lock: int | None = None
         #: Whether study.json was read or written, so that it must be there.
         self._begun = False
-        #: Merged tables that are open: which file it was, its gate, and the file.
-        self._parts: dict[str, tuple[tuple[int, ...], TableGate, pq.ParquetFile]] = {}
+        #: Digests of the footers of those among them that grew.
+        self._footers: dict[str, str] = {}
+        #: Tables of units that are open, and which file each was.
+        self._grown: dict[str, tuple[tuple[int, ...], GrownTable]] = {}
 
     # ---- provenance
 
@@ -169,10 +156,10 @@ class ResultFolder:
             )
         self._begun = True
         # pydantic loads here and not at the top: `import mless` must stay cheap.
-        from mless.results.manifest import check_shape
+        from mless.results.manifest import check_shape, with_todays_names
 
         check_shape(content, file)
-        return _with_todays_names(content)
+        return with_todays_names(content)
 
     def about(self) -> dict[str, Any] | None:
         """study.json with every field that readers of such a folder need, or None where there is none yet."""
@@ -191,14 +178,16 @@ class ResultFolder:
     def _write_manifest(
         self, content: Mapping[str, Any], tables: Mapping[str, str], following: Mapping[str, str]
     ) -> None:
-        listed = {_TABLES: tables, _NEXT: {k: v for k, v in following.items() if tables.get(k) != v}}
+        before = {name: digest for name, digest in (content.get(_FOOTERS) or {}).items() if name not in self._written}
+        footers = {**before, **self._footers}
+        listed = {_TABLES: tables, _NEXT: {k: v for k, v in following.items() if tables.get(k) != v}, _FOOTERS: footers}
         kept = {key: value for key, value in content.items() if key not in (*listed, sealing.OWN_DIGEST)}
         # As JSON gives it back: keys are texts there, and tuples are lists.
         about = json.loads(json.dumps({**kept, "format": FORMAT} | {k: v for k, v in listed.items() if v}))
         sealed = {"format": FORMAT, sealing.OWN_DIGEST: sealing.digest_of(about), **about}
         written = json.dumps(sealed, indent=1, ensure_ascii=False).encode()
         self._check_readable(about, len(written))
-        self._put(self.path / "study.json", written)
+        self.put(self.path / "study.json", written)
         self._begun = True
 
     def _check_readable(self, about: Mapping[str, Any], size: int) -> None:
@@ -217,6 +206,12 @@ class ResultFolder:
 
     def _required(self, table: str) -> tuple[Path, Mapping[str, Any]]:
         """The same, and study.json."""
+        about = self._of_table(table)
+        self.check_tables((table,), about)
+        return self.path / f"{table}.parquet", about
+
+    def _of_table(self, table: str) -> Mapping[str, Any]:
+        """study.json, once it is known that there is such a table."""
         file = self.path / f"{table}.parquet"
         about = self.manifest()
         if about is None:
@@ -227,8 +222,7 @@ class ResultFolder:
             raise BadFolder(
                 f"{self.path} has no {file.name}: its run did not finish; run the same command again to complete it"
             )
-        self.check_tables((table,), about)
-        return file, about
+        return about
 
     def check_tables(self, tables: Sequence[str], about: Mapping[str, Any]) -> None:
         """Refuse tables that are not those study.json lists by their digests, and tables that hold something else than they should.
@@ -257,9 +251,7 @@ class ResultFolder:
         except OSError as fault:
             raise BadFolder(f"{file} cannot be read ({fault.strerror}); {_WAY_OUT}") from None
         if found not in known:
-            raise BadFolder(
-                f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
-            )
+            raise _damaged(file)
 
     def check_free(self) -> None:
         """Refuse a folder that holds no study but other files. Files left by a run killed at its start do not count."""
@@ -288,11 +280,12 @@ class ResultFolder:
 
         file, about = self._required(table)
         gate = TableGate(file, about)
-        kept = list(columns) if columns else declared(table, pq.read_schema(file).names)
+        there = pq.read_schema(file).names
+        kept = list(columns) if columns else declared(table, there) or there
         wanted = list(filters) if filters else None
-        return gate.check_rows(
-            gate.read(lambda: pq.read_table(file, columns=kept, filters=wanted, page_checksum_verification=True))
-        )
+        read = gate.with_places(kept)
+        found = gate.read(lambda: pq.read_table(file, columns=read, filters=wanted, page_checksum_verification=True))
+        return gate.in_order(gate.check_rows(found), kept)
 
     # ---- units
 
@@ -304,13 +297,11 @@ class ResultFolder:
 
     def write_unit(self, tables: Mapping[str, pa.Table], key: str) -> None:
         for name, table in tables.items():
-            self._put(self.unit_path(name, key), sealing.encode(table, self._inside(name, key)))
+            self.put(self.unit_path(name, key), sealing.encode(table, self._inside(name, key)))
 
     def _inside(self, table: str, key: str) -> dict[str, str]:
         """What a unit says of itself, so that another one in its place is noticed."""
-        if self._study is None:
-            self.take_units_of((self.manifest() or {}).get("identity") or {})
-        return {"study": str(self._study), "table": table, "unit": key}
+        return {"study": self.study, "table": table, "unit": key}
 
     def take_units_of(self, identity: Mapping[str, str]) -> None:
         """Units are written and read as those of the study with this identity; until this is called, of the one in study.json."""
@@ -350,22 +341,34 @@ class ResultFolder:
 
     def set_aside(self, path: Path) -> Path:
         """Move something out of the way, without losing it; where it is now, seen from the folder."""
+        free = self._free_aside(path)
+        with _refusals(free):
+            path.rename(free)
+        return free.relative_to(self.path)
+
+    def set_content_aside(self, path: Path, content: bytes) -> Path:
+        """The same for some of a file's bytes."""
+        free = self._free_aside(path)
+        _write(free, content)
+        return free.relative_to(self.path)
+
+    def _free_aside(self, path: Path) -> Path:
         place = self.path / _ASIDE / path.relative_to(self.path)
         with _refusals(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             number = 1
             while os.path.lexists(free := place.with_name(place.name + (f".{number}" if number > 1 else ""))):
                 number += 1
-            path.rename(free)
-        return free.relative_to(self.path)
+        return free
 
     def write_table(self, name: str, table: pa.Table) -> None:
         content = sealing.encode(table)
         self._announce(name, hashlib.sha256(content).hexdigest())
-        self._put(self.path / f"{name}.parquet", content)
+        self.put(self.path / f"{name}.parquet", content)
 
     def _announce(self, name: str, digest: str) -> None:
         """Before a finished folder's table is replaced study.json gets its digest beside the old one: a kill leaves one of the two tables."""
+        self._footers.pop(name, None)
         about = self.manifest() if (self.path / "study.json").exists() else None
         listed: dict[str, str] = (about or {}).get(_TABLES) or {}
         finished = about is not None and about["format"] >= SEALED and about.get("complete", True)
@@ -373,7 +376,8 @@ class ResultFolder:
             self._write_manifest(about, listed, {**about.get(_NEXT, {}), name: digest})
         self._written[name] = digest
 
-    def _put(self, path: Path, content: bytes) -> None:
+    def put(self, path: Path, content: bytes) -> None:
+        """Write a file of this folder, whole or not at all."""
         self._make_room(path)
         _write(path, content)
 
@@ -403,51 +407,112 @@ class ResultFolder:
         held = os.fstat(self._lock)
         return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
 
-    def merge(self, name: str, keys: Sequence[str]) -> None:
-        """Merge all units of a table into one file, in the order of `keys`, with one unit in memory at a time."""
-        import pyarrow.parquet as pq
+    # ---- tables that grow while a study runs
 
-        if not keys:
-            raise BadFolder(f"{self.path} has no units of {name}; run the study again")
+    @property
+    def study(self) -> str:
+        """What units say of the study that they belong to."""
+        if self._study is None:
+            self.take_units_of((self.manifest() or {}).get("identity") or {})
+        return str(self._study)
+
+    def growing(self, table: str) -> GrowingTable:
+        from mless.results.growing import GrowingTable
+
+        return GrowingTable(self.path / "units" / f"{table}.parquet", table, lambda: self.study)
+
+    def any_unit(self, table: str, keys: Sequence[str]) -> pa.Table | None:
+        """The rows of one of the units that an unfinished study has stored; None where there is none."""
+        growing = self.growing(table)
+        growing.look()
+        if growing.parts:
+            return next(iter(growing.read_units(0).values()))
+        key = next((key for key in keys if self.has_unit((table,), key)), None)
+        return None if key is None else self.read_unit(table, key)
+
+    def take_back(self, name: str, growing: GrowingTable) -> None:
+        """A run that ended after a table got its place, but before its study was complete, left it there: it goes on growing.
+
+        Refused where something else than a plain file is in its place.
+        """
+        from mless.results.growing import grew
+
+        table = self.path / f"{name}.parquet"
+        if not os.path.lexists(growing.path) and table.is_file() and not table.is_symlink() and grew(table):
+            self._make_room(growing.path)
+            with _refusals(growing.path):
+                table.rename(growing.path)
+        if os.path.lexists(growing.path):
+            gates.check_file(
+                growing.path,
+                TABLE_BYTES,
+                lambda why: BadFolder(f"{growing.path} {why}; remove it and run the same command again"),
+            )
+
+    def written(self, growing: GrowingTable, write: Callable[[], None]) -> None:
+        """Write to a growing table. A refusal is one line of error, and what is stored stays."""
+        self._make_room(growing.path)
+        with _refusals(growing.path):
+            write()
+
+    @contextmanager
+    def refusals(self, path: Path) -> Generator[None]:
+        """A file of this folder that cannot be written is one line of error."""
+        with _refusals(path):
+            yield
+
+    def publish(self, name: str, growing: GrowingTable) -> None:
+        """Give a growing table its footer and its place: from then on it is a table of the finished folder."""
         path = self.path / f"{name}.parquet"
         self._make_room(path)
-        with _refusals(path), _partial(path) as partial:
-            first = self.read_unit(name, keys[0])
-            with pq.ParquetWriter(partial, first.schema, compression="zstd", write_page_checksum=True) as writer:
-                for key in keys:
-                    table = self.read_unit(name, key)
-                    if table.schema != first.schema:
-                        raise BadFolder(
-                            f"unit {self.unit_path(name, key)} has other columns than {self.unit_path(name, keys[0]).name}; remove the one that is "
-                            "wrong, or both, and run the same command again"
-                        )
-                    writer.write_table(table, row_group_size=max(1, len(table)))  # one group, so `read_part` finds it
-            descriptor = os.open(partial, os.O_RDWR)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            self._announce(name, sealing.digest_of_file(partial))
-            _publish(partial, path)
+        with _refusals(path):
+            finished = growing.finish()
+            self._announce(name, finished.digest)
+            self._footers[name] = finished.footer
+            _publish(growing.path, path)
+            _CHECKED.note(path, finished.digest)
 
-    def read_part(self, table: str, number: int, parts: int) -> pa.Table:
-        """The rows of one unit in a table merged from so many; each unit is one row group."""
-        import pyarrow.parquet as pq
+    def grown(self, table: str, units: Sequence[str]) -> GrownTable:
+        """A finished table that can be read unit by unit; `units` are all of its study's, in order.
 
+        Only its footer is compared with study.json here. Its pages have checksums, which are compared when they are read.
+        """
+        from mless.results.grown import GrownTable, NotAsListed
         from mless.results.tables import TableGate
 
         file = self.path / f"{table}.parquet"
-        # Checked and opened once: a study reads thousands of parts of one file.
-        before, gate, opened = self._parts.get(table) or (None, None, None)
-        if before is None or gate is None or opened is None or not file.exists() or before != gates.state_of(file):
-            file, about = self._required(table)
-            gate, opened = TableGate(file, about), pq.ParquetFile(file, page_checksum_verification=True)
-            self._parts[table] = (gates.state_of(file), gate, opened)
-        if opened.num_row_groups != parts:
-            raise BadFolder(
-                f"{file} has {opened.num_row_groups} parts where its study has {parts} units; run the study again with another --out"
-            )
-        return gate.check_rows(gate.read(lambda: opened.read_row_group(number)))
+        before, opened = self._grown.get(table) or (None, None)
+        if before is None or opened is None or not file.exists() or before != gates.state_of(file):
+            about = self._of_table(table)
+            footer = self._footers.get(table) or (about.get(_FOOTERS) or {}).get(table)
+            if footer is None:
+                self.check_tables((table,), about)
+            elif sealing.digest_of_footer(file) != footer:
+                raise _damaged(file)
+            try:
+                opened = TableGate(file, about, whole=False).read(lambda: GrownTable(file, units))
+            except NotAsListed as fault:
+                raise BadFolder(f"{file} {fault}; {_WAY_OUT}") from None
+            self._grown[table] = (gates.state_of(file), opened)
+        return opened
+
+    def each_piece(
+        self, table: str, units: Sequence[str], columns: Sequence[str], use: Callable[[Piece], None]
+    ) -> None:
+        """Every row group of a finished table of units once; `use` is called in several threads."""
+        from mless.results.tables import TableGate
+
+        found = self.grown(table, units)
+        gate = TableGate(self.path / f"{table}.parquet", self.manifest() or {}, whole=False)
+        gate.read(lambda: found.each(columns, use))
+
+    def read_part(self, table: str, unit: str, units: Sequence[str]) -> pa.Table:
+        """The rows of one unit of a finished table."""
+        from mless.results.tables import TableGate
+
+        found = self.grown(table, units)
+        gate = TableGate(self.path / f"{table}.parquet", self.manifest() or {}, whole=False)
+        return gate.check_rows(gate.read(lambda: found.unit(unit)))
 
     def has_tables(self, tables: Sequence[str]) -> bool:
         return all((self.path / f"{table}.parquet").exists() for table in tables)

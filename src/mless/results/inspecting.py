@@ -49,7 +49,7 @@ def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda wh
     if found.about is None:
         raise no_result_folder(path)
     tables = _tables(path, found)
-    units = sorted((path / "units").glob("*/*.parquet"))
+    units, growing = sorted((path / "units").glob("*/*.parquet")), sorted((path / "units").glob("*.parquet"))
     for done, table in enumerate(tables, start=1):
         _look(found, lambda name=table: _check_table(folder, name, found.about or {}))
         found.tables += 1
@@ -58,6 +58,8 @@ def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda wh
         _look(found, lambda file=unit: _check_unit(folder, file, sealed=found.sealed))
         found.units += 1
         step("checking", len(tables) + done, len(tables) + len(units))
+    for file in growing:
+        _look(found, lambda file=file: _check_growing(folder, file, found))
     _look_around(path, found, tables)
     return found
 
@@ -77,6 +79,18 @@ def _check_table(folder: ResultFolder, table: str, about: Mapping[str, Any]) -> 
     folder.check_tables((table,), about)
     if about["format"] < SEALED:
         folder.read_table(table)  # all that can be said of it is that it can be read
+
+
+def _check_growing(folder: ResultFolder, file: Path, found: Findings) -> None:
+    """Count the units of a table that grows. A part that a killed run was writing is no damage."""
+    gates.check_file(file, TABLE_BYTES, lambda why: BadFolder(f"{file} {why}; run the same command again"))
+    table = folder.growing(file.stem)
+    there = table.look()
+    found.units += len(table.units)
+    if there.damaged:
+        raise BadFolder(
+            f"{file} has {len(there.damaged)} damaged parts, or parts of another study; run the same command again, and they are measured anew"
+        )
 
 
 def _check_unit(folder: ResultFolder, file: Path, *, sealed: bool) -> None:

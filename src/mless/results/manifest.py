@@ -5,6 +5,7 @@ Fields that are not declared are kept as they are: a newer version may have adde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +122,7 @@ class _Tuning(_Shape):
 
 class _Manifest(_Shape):
     format: Annotated[int, Field(ge=1)]
+    units_format: Annotated[int, Field(ge=1)] | None = None
     mless: str | None = None
     measures: str | None = None
     complete: bool = False
@@ -149,9 +151,11 @@ class _Manifest(_Shape):
     versions: dict[str, str] | None = None
     transfers: list[str] | None = None
     trust_remote_code: bool = False
+    workers: list[dict[str, str]] | None = None
     primary_at_first_answer: str | None = None
     tables: dict[str, str] | None = None
     tables_next: dict[str, str] | None = None
+    footers: dict[str, str] | None = None
 
 
 #: Fields that a reader needs, by what was measured. A name with a dot lies inside another.
@@ -261,3 +265,22 @@ def _found(value: Any) -> str:
     if isinstance(value, int | float):
         return gates.shown_number(value) if isinstance(value, int) else str(value)
     return gates.kind_of(value)
+
+
+def with_todays_names(content: dict[str, Any]) -> dict[str, Any]:
+    """An older study.json with today's names. Its format number stays, because its prompts differ from today's.
+
+    Before format 2 `end` was the prompt's last place: in a chat prompt of ids, after the assistant's header, now called `before-answer`. In
+    a raw prompt both are the same place. For a server `end` was the end of the user's message, as it is now.
+    """
+    if content["format"] >= 2 or content.get("prompt") in ("raw", "text"):
+        return content
+    study: dict[str, Any] = content.get("study") or {}
+    for one in (study, *(study.get("condition") or {}).values(), *(content.get("conditions") or {}).values()):
+        if one.get("placement") == "end":
+            one["placement"] = "before-answer"
+    if "command" in content:
+        content["command"] = [
+            re.sub(r"(?<=placement=)(\"?)end\b", r"\1before-answer", word) for word in content["command"]
+        ]
+    return content

@@ -134,7 +134,9 @@ class StoredStudy:
         if missing:
             raise BadFolder(f"{file} has no column {', '.join(map(repr, missing))}; {self._way_out()}")
         there = [column for column in newer if column in data.schema.names]
-        return gate.check_rows(gate.read(lambda: data.to_table(columns=[*columns, *there], filter=where)))
+        wanted = [*columns, *there]
+        found = gate.read(lambda: data.to_table(columns=gate.with_places(wanted), filter=where))
+        return gate.in_order(gate.check_rows(found), wanted)
 
     def has_tokens(self) -> bool:
         """Whether the prompts are stored token by token; those sent to a server as text are not."""
@@ -165,6 +167,10 @@ class StoredResults(StoredStudy):
 
     def captured(self) -> dict[int, list[int]]:
         """Layer → heads whose attention is stored."""
+        layers, heads = (self.about.get(name) for name in ("layers", "heads"))
+        if isinstance(layers, list) and isinstance(heads, list):
+            return {int(layer): [int(head) for head in heads] for layer in cast("list[int]", layers)}
+        # A folder that does not say so is asked row by row.
         pairs = self.table("attention", ["layer", "head"]).group_by(["layer", "head"]).aggregate([])
         found: dict[int, list[int]] = {}
         for layer, head in sorted(zip(pairs["layer"].to_pylist(), pairs["head"].to_pylist(), strict=True)):

@@ -71,8 +71,10 @@ def table_of_columns(columns: Mapping[str, Any], wanted: pa.Schema, rows: int) -
 
     def column(field: pa.Field) -> pa.Array:
         values = columns[field.name]
+        if isinstance(values, pa.Array):
+            return values
         if isinstance(values, str):
-            return pa.array([values] * rows, pa.string())
+            return pa.repeat(pa.scalar(values, pa.string()), rows)
         if field.type != pa.float64():
             return pa.array(values, field.type)
         numbers = np.asarray(values, np.float64)

@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mless import gates
+from mless.errors import first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,22 +47,69 @@ def digest_of_file(path: Path) -> str:
     return total.hexdigest()
 
 
-def encode(table: pa.Table, key: Mapping[str, str] | None = None) -> bytes:
-    """A table as Parquet with page checksums. With a `key` it is sealed: the key and a digest of every byte are inside."""
+def digest_of_footer(path: Path) -> str:
+    """The digest of a Parquet file's footer, from its first byte to the file's last."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 8))
+        length = int.from_bytes(file.read(4), "little") + 8
+        file.seek(max(0, size - length))
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def encode(table: pa.Table | Sequence[pa.Table], key: Mapping[str, str] | None = None) -> bytes:
+    """A table as Parquet with page checksums; several are its row groups. With a `key` it is sealed: the key and a digest of every byte are
+    inside.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    pieces = list(table) if isinstance(table, Sequence) else [table]
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
-        writer.write_table(table)
+    with pq.ParquetWriter(sink, pieces[0].schema, **_encoding(pieces[0].schema)) as writer:
+        for piece in pieces:
+            writer.write_table(piece, row_group_size=max(1, len(piece)))
         if key is not None:
             writer.add_key_value_metadata({_KEY: json.dumps(key, sort_keys=True), _SEAL: _OPEN.decode()})
-    content = sink.getvalue().to_pybytes()
+    content = memoryview(sink.getvalue())
     if key is None:
-        return content
+        return bytes(content)
     # Pages have checksums, Parquet's footer has none. So the digest is of the whole file with zeros in the digest's place.
     start, stop = _place(content)
-    return content[:start] + hashlib.sha256(content).hexdigest().encode() + content[stop:]
+    return b"".join((content[:start], hashlib.sha256(content).hexdigest().encode(), content[stop:]))
+
+
+def _encoding(columns: pa.Schema) -> dict[str, Any]:
+    """How columns are written. The bytes of a measured number look random but for the first, so these are written together.
+
+    Lists of whole numbers repeat from row to row, which is found without a dictionary. Columns of numbers with a fraction have no statistics:
+    nobody looks for such a number.
+    """
+    import pyarrow as pa
+
+    leaves = dict(_leaves(columns))
+    split = {path: "BYTE_STREAM_SPLIT" for path, kind in leaves.items() if pa.types.is_floating(kind)}
+    return {
+        "compression": "zstd",
+        "write_page_checksum": True,
+        "column_encoding": split or None,
+        "use_dictionary": [path for path in leaves if path not in split and not path.endswith(".element")] or False,
+        "write_statistics": [path for path in leaves if path not in split] or False,
+    }
+
+
+def _leaves(fields: Iterable[pa.Field], before: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """Every column of single values inside these, by its path in Parquet."""
+    import pyarrow as pa
+
+    for field in fields:
+        path, kind = before + field.name, field.type
+        while pa.types.is_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        if pa.types.is_struct(kind):
+            yield from _leaves(kind, f"{path}.")
+        else:
+            yield path, kind
 
 
 def decode(content: bytes, key: Mapping[str, str]) -> pa.Table:
@@ -70,23 +118,28 @@ def decode(content: bytes, key: Mapping[str, str]) -> pa.Table:
     import pyarrow.parquet as pq
 
     check(content)
-    file = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-    inside: dict[str, str] = json.loads((file.metadata.metadata or {})[_KEY.encode()])
+    try:
+        inside = key_in(content)
+        table = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
+    except (OSError, KeyError, ValueError, pa.ArrowException) as fault:
+        raise Damaged(f"it cannot be read: {first_line(fault)}") from None
     if inside != dict(key):
         raise Damaged(f"it holds another unit: {_difference(key, inside)}")
-    table = file.read()
     kept = {name: value for name, value in (table.schema.metadata or {}).items() if not name.startswith(b"mless.")}
     return table.replace_schema_metadata(kept or None)
 
 
 def check(content: bytes) -> None:
     """Raise `Damaged` unless every byte of a sealed file is as it was written."""
+    seen = memoryview(content)
     try:
-        start, stop = _place(content)
+        start, stop = _place(seen)
     except LookupError:
         raise Damaged("it is cut short, damaged, or was not written by this mless: it has no checksum") from None
-    total = hashlib.sha256(content[:start] + _OPEN + content[stop:]).hexdigest()
-    if total.encode() != content[start:stop]:
+    total = hashlib.sha256(seen[:start])
+    total.update(_OPEN)
+    total.update(seen[stop:])
+    if total.hexdigest().encode() != content[start:stop]:
         raise Damaged("it is damaged: its checksum does not match its content")
 
 
@@ -98,12 +151,24 @@ def key_in(content: bytes) -> dict[str, str]:
     return json.loads((pq.read_metadata(pa.BufferReader(content)).metadata or {})[_KEY.encode()])
 
 
-def _place(content: bytes) -> tuple[int, int]:
-    """Where the seal's digest is written: in the footer, so the last such place."""
-    found = list(_WRITTEN.finditer(content, max(0, content.rfind(_SEAL.encode()))))
+def rows_in(content: bytes) -> list[int]:
+    """How many rows each row group has, by the footer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = pq.read_metadata(pa.BufferReader(content))
+    return [found.row_group(number).num_rows for number in range(found.num_row_groups)]
+
+
+def _place(content: memoryview) -> tuple[int, int]:
+    """Where the seal's digest is written: in the footer, the last such place."""
+    length = int.from_bytes(content[-8:-4], "little") + 8
+    before = max(0, len(content) - length)
+    found = list(_WRITTEN.finditer(content[before:]))
     if not found:
         raise LookupError
-    return found[-1].span(1)
+    start, stop = found[-1].span(1)
+    return before + start, before + stop
 
 
 def _difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -119,6 +184,10 @@ class Checked:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def note(self, path: Path, digest: str) -> None:
+        """This process has just written the file."""
+        self._found[os.path.realpath(path)] = (gates.state_of(path), digest)
 
     def digest(self, path: Path) -> str:
         where, state = os.path.realpath(path), gates.state_of(path)

@@ -6,8 +6,9 @@ outside mless, are only checked to be sound Parquet.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from mless import gates
 from mless.errors import BadFolder, NoMemory, is_out_of_memory
 from mless.limits import KEYED_ROWS, TABLE_BYTES, TABLE_ROWS, VALUES_PER_BYTE, WHOLE_TABLE
 from mless.results import schemas
+from mless.results.growing import INDEX
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
 
 #: Its functions are made when it is imported, so no type checker knows them.
@@ -126,6 +128,8 @@ _BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
     **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted"), (0.0, 1.0)),
 }  # fmt: skip
+#: What the rows of a table of units are ordered by.
+_PLACE = ("condition", "item")
 _METRIC = r"^((pass|maj)@[1-9][0-9]{0,8}|diversity)$"
 
 
@@ -134,16 +138,24 @@ _CHECKED: dict[Path, tuple[object, ...]] = {}
 _LENGTHS: dict[Path, tuple[tuple[object, ...], dict[tuple[str, str], int]]] = {}
 
 
+def _state_of(file: Path, about: Mapping[str, Any]) -> tuple[object, ...]:
+    return (*gates.state_of(file), len(about.get("conditions") or ()), len(about.get("items") or ()))
+
+
+def note_written(file: Path, about: Mapping[str, Any]) -> None:
+    """This process has just made the table from numbers of its own, so it need not be checked."""
+    _CHECKED[file] = _state_of(file, about)
+
+
 class TableGate:
     """One table's file, checked before and after it is read."""
 
-    def __init__(self, file: Path, about: Mapping[str, Any]) -> None:
-        """Check the file, its columns and its keys, once for as long as it does not change."""
+    def __init__(self, file: Path, about: Mapping[str, Any], *, whole: bool = True) -> None:
+        """Check the file, its columns and its keys, once for as long as it does not change. Without `whole` only rows that are read are checked."""
         self._file, self.about = file, about
         self._shape = SHAPES.get(file.stem)
         gates.check_file(file, TABLE_BYTES, self.refuse)
-        state = (*gates.state_of(file), len(about.get("conditions") or ()), len(about.get("items") or ()))
-        if _CHECKED.get(file) != state:
+        if whole and _CHECKED.get(file) != (state := _state_of(file, about)):
             self._check_file()
             _CHECKED[file] = state
 
@@ -221,6 +233,35 @@ class TableGate:
                 )
 
     # ---- what was read of it
+
+    @functools.cached_property
+    def _written(self) -> pq.FileMetaData:
+        return self.read(lambda: pq.read_metadata(self._file))
+
+    @property
+    def grew(self) -> bool:
+        """Whether its units were stored as they came, and not in the order of conditions and items."""
+        return INDEX.encode() in (self._written.metadata or {})
+
+    def with_places(self, columns: Sequence[str]) -> list[str]:
+        """The columns to read so that the rows can be put in order."""
+        there = self._written.schema.to_arrow_schema().names if self.grew else ()
+        return [*columns, *(name for name in _PLACE if name in there and name not in columns)]
+
+    def in_order(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Rows in the order of the study's conditions and items, with these columns; inside a unit they are in order."""
+        listed = (list(self.about.get("conditions") or ()), list(self.about.get("items") or ()))
+        places = {
+            name: pc.index_in(table.column(name), value_set=pa.array(wanted, pa.string()))
+            for name, wanted in zip(_PLACE, listed, strict=True)
+            if self.grew and name in table.column_names
+        }
+        if places:
+            order = pc.sort_indices(pa.table(places), [(name, "ascending") for name in places]).to_numpy()
+            # Mostly they are in order, and a table is not copied for nothing.
+            if (order[1:] < order[:-1]).any():
+                table = table.take(order)
+        return table.select(list(columns))
 
     def check_rows(self, table: pa.Table) -> pa.Table:
         """The table, once every value in it is known to be right."""

@@ -29,6 +29,10 @@ LEAST_DILUTION = 0.05
 #: Up to so many items all 2ⁿ sign patterns cost less than 100,000 random ones (see `_exact_p`).
 EXACT_UP_TO = 26
 
+#: A sum of random signs reaches so many times the root of its squares with a chance below 4e-22 (Hoeffding). No pattern that is drawn
+#: does, so there is no need to look.
+_OUT_OF_REACH = 10.0
+
 #: Sign patterns drawn at a time and rows compared at a time: 8 MiB of sums, whatever the study's size.
 _FLIPS_AT_ONCE = 4096
 _ROWS_AT_ONCE = 256
@@ -255,10 +259,13 @@ def _random_p(
     items, rows = used.shape
     needed = np.abs(used.sum(axis=0)) - _TIE
     as_large = np.zeros(rows, dtype=np.int64)
+    near = np.flatnonzero(needed <= _OUT_OF_REACH * np.sqrt((used**2).sum(axis=0)))
     for start in range(0, flips, _FLIPS_AT_ONCE):
-        signs = 1.0 - 2.0 * rng.integers(0, 2, size=(min(_FLIPS_AT_ONCE, flips - start), items), dtype=np.int8)
-        for first in range(0, rows, _ROWS_AT_ONCE):
-            block = slice(first, first + _ROWS_AT_ONCE)
+        # Drawn even if no row needs them: what is drawn next must not depend on these rows.
+        drawn = rng.integers(0, 2, size=(min(_FLIPS_AT_ONCE, flips - start), items), dtype=np.int8)
+        signs = 1.0 - 2.0 * drawn if len(near) else drawn
+        for first in range(0, len(near), _ROWS_AT_ONCE):
+            block = near[first : first + _ROWS_AT_ONCE]
             flipped = used[:, block].T @ signs.T
             np.abs(flipped, out=flipped)
             as_large[block] += np.count_nonzero(flipped >= needed[block, None], axis=1)

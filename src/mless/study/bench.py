@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from mless.errors import BadPlugin
+from mless.errors import BadFolder, BadPlugin
 from mless.results.folder import ResultFolder
+from mless.results.storing import Tables
+from mless.study.grouping import in_batches, in_groups
 from mless.study.identity import digest, unit_name
-from mless.study.spec import StudySpec
+from mless.study.spec import CPU_GROUP, GPU_GROUP, StudySpec
 from mless.values import Condition, Item, Prompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from mless.models import LoadedModel
+    from mless.results.grown import Piece
     from mless.results.units import Expected
     from mless.study.subject import Subject
 
@@ -53,6 +56,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Other processes that measure: a number of them on this machine, ``auto``, or those of a Ray cluster, by its head's ``HOST:PORT``."""
+
+    where: str
+    #: Threads of each; None for this machine's processors shared out among them, and 4 on a cluster.
+    threads: int | None = None
+    #: Whether they may differ in device, dtype or versions, and then in the last digits of their numbers.
+    mixed: bool = False
+    #: Seconds after which one that has not answered is given up.
+    limit: float = 3600.0
+
+
+@dataclass(frozen=True)
 class Job:
     """A study to be run: its folder, its progress, and what only the command line may set."""
 
@@ -62,6 +78,10 @@ class Job:
     for_figure: bool = False
     trust_remote_code: bool = False
     run_code: bool = False
+    #: Who measures; None for this process.
+    workers: Workers | None = None
+    #: The task's name and its items, where they were read elsewhere.
+    items: tuple[str, list[Item]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,8 @@ class Bench:
     names: dict[str, str]
     progress: Progress
     subject: Subject | None = None
+    #: Where the model is: known before it is loaded only if workers have loaded it.
+    device: str | None = None
 
     @property
     def has_model(self) -> bool:
@@ -141,12 +163,44 @@ class Bench:
         ]
 
     def read_unit(self, table: str, condition: str, number: int) -> pa.Table:
-        """A unit's rows: from its file, or from the merged table once the files are removed."""
-        place = next(n for n, one in enumerate(self.conditions) if one.name == condition)
-        key = Unit(self.conditions[place], number).key
+        """A unit's rows: from its file, or from its table once that is complete."""
+        key = unit_name(condition, number)
         if self.folder.has_unit((table,), key):
             return self.folder.read_unit(table, key)
-        return self.folder.read_part(table, place * len(self.items) + number, len(self.conditions) * len(self.items))
+        return self.folder.read_part(table, key, [unit.key for unit in self.units()])
+
+    def each_unit(self, table: str, columns: Sequence[str], use: Callable[[str, int, pa.Table], None]) -> None:
+        """Read a finished table of units once, on all cores. `use` gets the condition, the item's number and some of the unit's rows, in any thread
+        and any order.
+        """
+        units = {unit.key: (unit.condition.name, unit.number) for unit in self.units()}
+
+        def used(piece: Piece) -> None:
+            for key, rows in piece.apart():
+                condition, number = units[key]
+                named = {"condition": condition, "item": self.items[number].id}
+                if any(rows.column(name).unique().to_pylist() != [text] for name, text in named.items()):
+                    raise BadFolder(
+                        f"{self.folder.path / table}.parquet holds other rows in the place of item {named['item']!r} under {condition!r}; restore it from a "
+                        "copy, or remove it and run the same command again"
+                    )
+                use(condition, number, rows)
+
+        self.folder.each_piece(table, list(units), ["condition", "item", *columns], used)
+
+    @property
+    def group_tokens(self) -> int:
+        """The most tokens that run at once."""
+        on_gpu = (self.model.device.type if self.has_model else self.device or "cpu") != "cpu"
+        return self.spec.group_tokens or (GPU_GROUP if on_gpu else CPU_GROUP)
+
+    def grouped(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Numbers of prompts with these lengths, in the groups in which they run."""
+        return (
+            in_groups(lengths, self.group_tokens)
+            if self.spec.batch_size is None
+            else in_batches(lengths, self.spec.batch_size)
+        )
 
 
 class StartAgain(Exception):
@@ -181,9 +235,11 @@ class Measurement:
     #: For a measurement without a page of its own: kinds of figures that its page shows, and tables that its summary holds.
     figures: ClassVar[tuple[str, ...]] = ()
     summed_up: ClassVar[tuple[str, ...]] = ()
+    #: Whether units of a group give the same numbers when they are measured apart.
+    apart: ClassVar[bool] = False
     #: What the progress says.
     doing: ClassVar[str] = "measuring"
-    finishing: ClassVar[str] = "merging tables and testing"
+    finishing: ClassVar[str] = "making tables and testing"
 
     def __init__(self, spec: StudySpec) -> None:
         self.spec = spec
@@ -237,11 +293,26 @@ class Measurement:
         found = {"prompts as rendered": rendered(bench)} if bench.prompts is not None else {}
         if not bench.has_model:
             return found
-        return {**found, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
+        grouped = {} if bench.spec.batch_size else {"group tokens in use": str(bench.group_tokens)}
+        return {**found, **grouped, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         """Called where units are missing: check the instrument. The result is added to the identity."""
         self.proofs = self.prove(bench)
+        return {}
+
+    def to_hand_on(self, bench: Bench) -> dict[str, Any]:
+        """What `start` finds by measuring, and all who measure must share: given to workers, whose `take_over` gets it before they start."""
+        return {}
+
+    def take_over(self, given: Mapping[str, Any]) -> None:
+        """What another process has found; it is not looked for again."""
+
+    def check_loaded(self, bench: Bench, identity: Mapping[str, str]) -> None:
+        """Called once this process knows the study's identity, before anything is stored."""
+
+    def to_start_with(self) -> dict[str, Any]:
+        """After `StartAgain`: what `start` has to find in study.json, so that other workers start as this one would."""
         return {}
 
     def prove(self, bench: Bench) -> dict[str, Any]:
@@ -270,19 +341,40 @@ class Measurement:
         return {}
 
     def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
-        """What is computed together. By default fixed groups of items of one condition, so that a resumed run pads as the first one did."""
+        """What is computed together. By default fixed groups of one condition's prompts of like length, so that a
+        resumed run pads as the first one did.
+        """
         absent = {unit.key for unit in missing}
-        size, count = bench.spec.batch_size, len(bench.items)
-        every = bench.units()
+        every, count = bench.units(), len(bench.items)
         for first in range(0, len(every), count):
-            for at in range(first, first + count, size):
-                units = every[at : min(at + size, first + count)]
+            for numbers in bench.grouped(
+                [0 if unit.prompt is None else len(unit.prompt) for unit in every[first : first + count]]
+            ):
+                units = [every[first + number] for number in numbers]
                 if any(unit.key in absent for unit in units):
                     yield Group(units)
 
-    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
-        """The tables of each unit of a group, in any order."""
+    def run_groups(
+        self,
+        bench: Bench,
+        groups: Sequence[Group],
+        here: Callable[[Group], Iterator[tuple[Unit, Tables]]],
+        halved: Callable[[str], None],
+        idle: Callable[[], None],
+    ) -> Iterator[tuple[Group, Iterator[tuple[Unit, Tables]]]]:
+        """Each group with its units as they come. `here` measures a group in this process. For groups that are measured elsewhere: `halved` is
+        told where one ran in halves, and `idle` is called while nothing comes.
+        """
+        return ((group, here(group)) for group in groups)
+
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
+        """The tables of each unit of a group, in any order. A function is called for them in another thread, while the next group is measured."""
         raise NotImplementedError
+
+    def seen(self, bench: Bench, unit: Unit, tables: Mapping[str, pa.Table]) -> None:
+        """Called in any thread for each unit that was measured, before it is stored. What `finish` needs of it can be kept here, so that the
+        tables are not read again.
+        """
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected | None:
         """What is known of a stored unit's table before it is read again; None where nothing is. `found` has the columns it should have."""
@@ -292,11 +384,11 @@ class Measurement:
         """Whether the folder still holds what this unit measured, as a file of its own or in a table."""
         return folder.has_unit(self.unit_tables, unit.key) or bool(self.merged and folder.has_tables(self.merged))
 
-    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
-        """What the folder holds of a unit, the `place`th of so many."""
+    def rows_of(self, folder: ResultFolder, unit: Unit, units: Sequence[Unit], item: str) -> Mapping[str, pa.Table]:
+        """What the folder holds of a unit, one of these."""
         if folder.has_unit(self.unit_tables, unit.key):
             return {table: folder.read_unit(table, unit.key) for table in self.unit_tables}
-        return {table: folder.read_part(table, place, units) for table in self.merged}
+        return {table: folder.read_part(table, unit.key, [one.key for one in units]) for table in self.merged}
 
     def finish(self, bench: Bench) -> None:
         """Write the tables that are not merged from units."""
@@ -312,7 +404,7 @@ class Measurement:
             return found
         model = bench.model
         return found | {
-            "omit_first": model.omit_first, "device": {"kind": str(model.device)} | model.computing()
+            "omit_first": model.omit_first, "group_tokens": bench.group_tokens, "device": {"kind": str(model.device)} | model.computing()
         }  # fmt: skip
 
     # ---- in words

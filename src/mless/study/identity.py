@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mless import __version__
 from mless.errors import BadFolder
-from mless.results.folder import SEALED, ResultFolder
+from mless.results.folder import GROUPED, SEALED, ResultFolder
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
 from mless.study.spec import StudySpec
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from mless.models.loading import Description
 
 
+#: In study.json of a folder that was judged again: the format of the mless that measured its units.
+UNITS_FORMAT = "units_format"
+
 #: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: Fields that answers do not depend on.
-OF_ATTENTION = ("layers", "heads", "batch_size", "margins", "flips")
+OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
 _SELECTING = ("data", "question_field", "answer_field", "limit", "only")
 
@@ -74,6 +77,8 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
         for key, value in spec.model_dump().items()
         if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy", "primary")
     }
+    if spec.group_tokens is None:
+        del fields["group_tokens"]  # what is then used is known once the model is loaded
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
     unused += [key for key in ("activations", "affine", "tune", "measures", "options") if not getattr(spec, key)]
     fields = {key: value for key, value in fields.items() if key not in unused}
@@ -107,9 +112,20 @@ def differing(stored: Mapping[str, Any], identity: Mapping[str, str]) -> list[st
     return sorted(key for key in identity if old.get(key) != identity[key])
 
 
-def check_same(folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str]) -> None:
-    """Compare the part of the identity that is known before a model is loaded."""
+def check_same(
+    folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str], *, measured: bool = False
+) -> None:
+    """Compare the part of the identity that is known before a model is loaded; `measured` says that no prompt runs any more."""
     different = differing(stored, identity)
+    units_format: int = stored.get(UNITS_FORMAT) or stored["format"]
+    older = units_format < GROUPED and stored.get("study", {}).get("batch_size") == 1
+    if older and "batch_size" in different and identity["batch_size"] == digest(None):
+        different.remove("batch_size")  # it was 1 unless given
+        if not measured:
+            raise BadFolder(
+                f"{folder.path} was begun by an older mless, which ran each prompt alone; add --set batch_size=1 to go on with it, or choose "
+                "another --out"
+            )
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
     if different:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from mless import tasks
 from mless.errors import BadAttention, BadFolder, BadPlugin, BadStudy
-from mless.prompting import build_prompts, resolve_kind, with_filler_ids
-from mless.results.folder import ResultFolder
+from mless.results.folder import FORMAT, ResultFolder
 from mless.results.reading import read_prompts
 from mless.results.schemas import prompts_table
-from mless.study.bench import Bench, Group, Job, Measurement, Outcome, StartAgain, Unit, Written
+from mless.results.storing import PATIENCE, Encoded, Ready, Store, in_parts, made
+from mless.results.tables import note_written
+from mless.study.bench import Bench, Job, Measurement, Outcome, StartAgain, Unit, Written
 from mless.study.conditions import conditions_of
+from mless.study.halving import class_of, measured, with_arm
 from mless.study.identity import (
+    UNITS_FORMAT,
     check_age,
     check_same,
     default_folder,
@@ -29,8 +32,10 @@ from mless.study.identity import (
     rerun_command,
     versions,
 )
+from mless.study.rendering import write_prompts
 from mless.study.showing import check_figure
-from mless.study.subject import Subject, check_arm, check_pairs, check_prompt, check_questions
+from mless.study.subject import Subject, check_arm
+from mless.study.writing import Writing
 from mless.values import Condition, Item, parse_numbers
 
 if TYPE_CHECKING:
@@ -42,14 +47,15 @@ _UNFINISHED = "unfinished"
 
 def run(measurement: Measurement, job: Job) -> Outcome:
     """Run what is missing of the study into its folder, and make its tables."""
-    bench, identity = _opened(measurement, job)
+    bench, identity = opened(measurement, job)
     analysis, folder = measurement.analysis(bench.items), bench.folder
     stored = folder.about()
     if stored is not None:
         check_age(folder, stored)
-        check_same(folder, stored, identity)
+        measured = bool(stored.get("complete")) and folder.has_tables(measurement.sources)
+        check_same(folder, stored, identity, measured=measured)
         measurement.check_stored(folder, stored)
-        if stored.get("complete") and folder.has_tables(measurement.sources):
+        if measured:
             there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
             folder.check_tables(there, stored)
             return _judge_again(measurement, bench, job, stored, analysis)
@@ -58,14 +64,14 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     return _compute(measurement, bench, job, identity, analysis)
 
 
-def _opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[Bench, dict[str, str]]:
+def opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[Bench, dict[str, str]]:
     """The study with its items and its model, not loaded yet, and its identity so far; with `anew` the weights are hashed again."""
     spec, progress = job.spec, job.progress
     conditions = conditions_of(spec)
     _check_conditions(measurement, conditions, job)
     if "margins" in measurement.judged_by:
         spec.margins_of()
-    task, items = spec.load_items()
+    task, items = job.items or spec.load_items()
     measurement.check(conditions, items)
     measurement.check_code(allowed=job.run_code)
     subject = Subject.open(spec, progress, weights=measurement.needs_weights(), trust_remote_code=job.trust_remote_code)
@@ -116,40 +122,6 @@ def _check_arm_is_measured(measurement: Measurement, conditions: Sequence[Condit
             )
 
 
-# ---- prompts ---------------------------------------------------------------------------------------------------------
-
-
-def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> Written:
-    """Every condition's prompts as token ids; None where there is no tokenizer and a server gets text."""
-    spec = bench.spec
-    if subject.tokenizer is None:
-        return Written("text", None, bench.conditions)
-    kind = resolve_kind(spec.prompt, subject.tokenizer, subject.label)
-    check_questions(subject.tokenizer, subject.context, subject.label, bench.items)
-    sentences = tasks.filler_sentences()
-    prompts = {
-        condition.name: list(
-            build_prompts(
-                subject.tokenizer,
-                bench.items,
-                condition,
-                kind=kind,
-                system=spec.system,
-                seed=spec.seed,
-                sentences=sentences,
-            )
-        )
-        for condition in bench.conditions
-    }
-    if measurement.pairs_tokens:
-        check_pairs(prompts)
-    if subject.loaded is not None:
-        for rows in prompts.values():
-            for prompt in rows:
-                check_prompt(subject.loaded, prompt)
-    return Written(kind, prompts, with_filler_ids(subject.tokenizer, bench.conditions))
-
-
 # ---- computing -------------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +137,7 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
     asked = f" ({bench.spec.prompt})" if bench.spec.prompt != written.kind else ""
     job.progress.say(f"prompts: {written.kind}{asked}; system text: {bench.spec.system!r}")
     identity = identity | measurement.identity_loaded(bench) | {"unit format": str(measurement.unit_format)}
+    measurement.check_loaded(bench, identity)
     units = bench.units()
     writer = _Writer(measurement, bench, job, written, identity, analysis, len(units))
     with bench.folder.writing():
@@ -183,8 +156,7 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
         job.progress.say(measurement.finishing)
         if written.prompts is not None:
             bench.folder.write_table("prompts", prompts_table(written.prompts, subject.tokenizer, bench.names))
-        for table in measurement.merged:
-            bench.folder.merge(table, [unit.key for unit in units])
+        writer.finish()
         measurement.finish(bench)
         timings = {
             "load_s": round(loaded - began, 2),
@@ -194,6 +166,8 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
         }
         # Last, because it marks the folder as complete. From here on the tables hold what the units held.
         writer.write(complete=True, timings=timings)
+        for table in measurement.merged if computed else ():
+            note_written(bench.folder.path / f"{table}.parquet", writer.about)
         bench.folder.drop_units()
     return Outcome(bench.folder.path, computed, len(units))
 
@@ -213,9 +187,10 @@ class _Writer:
     ) -> None:
         self._measurement, self._bench, self._progress = measurement, bench, job.progress
         self._identity = identity
+        self._store: Store | None = None
         subject = bench.subject
         assert subject is not None
-        tokenizer = getattr(subject.loaded, "tokenizer_fingerprint", identity["tokenizer files"])
+        tokenizer = subject.known("tokenizer_fingerprint") or identity["tokenizer files"]
         self._about = manifest(
             job,
             task=bench.task,
@@ -230,6 +205,10 @@ class _Writer:
             units=units,
         )
 
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self._about
+
     def write(self, *, complete: bool, **more: Any) -> None:
         self._about |= self._measurement.about(self._bench)
         self._bench.folder.write_manifest(self._about | {"complete": complete} | more)
@@ -241,6 +220,7 @@ class _Writer:
         folder.take_units_of((stored or {}).get("identity", {}))
         while True:
             started = False
+            self._store = self._recovered(units)
             missing = [unit for unit in units if not self._is_stored(unit)]
             if not missing and stored is not None:
                 measurement.resume(self._bench, stored)
@@ -254,9 +234,11 @@ class _Writer:
                 return self._measure_all(units, missing)
             except StartAgain:
                 # Units of two kinds must not share a table. The folder itself stays: it is held by its lock.
+                self._store.close()
                 folder.drop_units()
                 stored = None
             except BaseException as fault:
+                self._store.close()
                 # Another dtype, checkpoint or items would make another study, so these units are of no use.
                 if fresh and (not started or isinstance(fault, BadAttention)):
                     folder.discard()
@@ -264,15 +246,67 @@ class _Writer:
             finally:
                 measurement.stop()
 
-    def _is_stored(self, unit: Unit) -> bool:
-        """Whether the unit is there and whole. A damaged one, or another one in its place, is set aside and measured anew."""
-        folder, tables = self._bench.folder, self._measurement.unit_tables
-        # A kill may leave one of a unit's files, and a measurement may read that one.
-        there = [table for table in tables if folder.has_unit((table,), unit.key)]
-        refused = folder.refuse_damaged(there, unit.key, partial(self._measurement.expected, self._bench, unit))
-        for line in refused:
+    def finish(self) -> None:
+        """Complete the tables that hold the units as they are."""
+        assert self._store is not None
+        with self._writing(self._store) as writing:
+            for ready in self._store.ready():  # parts whose units were all stored by an earlier run
+                writing.put(ready)
+        self._store.finish()
+
+    def _writing(self, store: Store) -> Writing[Ready, Encoded]:
+        bench, measurement = self._bench, self._measurement
+        units = {unit.key: unit for unit in bench.units()}
+
+        def look(key: str, found: Mapping[str, pa.Table]) -> None:
+            _check_tables(measurement, found)
+            measurement.seen(bench, units[key], found)
+
+        def encode(ready: Ready) -> Encoded:
+            return store.encode(ready, look)
+
+        return Writing(encode, store.put)
+
+    def _recovered(self, units: Sequence[Unit]) -> Store:
+        """What an earlier run stored. What is damaged, or another unit in a unit's place, is set aside and measured anew."""
+        folder, measurement, bench = self._bench.folder, self._measurement, self._bench
+        by_key = {unit.key: unit for unit in units}
+        store = Store(folder, measurement.merged, self._parts(by_key))
+        said = store.recover(lambda key, table, found: measurement.expected(bench, by_key[key], table, found))
+        for unit in units:
+            grown = store.in_tables(unit.key)
+            needed = [name for name in measurement.unit_tables if not grown or name not in measurement.merged]
+            # A kill may leave one of a unit's files, and a measurement may read that one.
+            there = [name for name in needed if folder.has_unit((name,), unit.key)]
+            ahead = [name for name in needed if store.table_has(name, unit.key)]
+            refused = folder.refuse_damaged(there, unit.key, partial(measurement.expected, bench, unit))
+            said += refused
+            if needed and {*there, *ahead} == {*needed} and not refused:
+                store.take_file(unit.key)
+        for line in said:
             self._progress.say(f"{line}, and measured anew")
-        return len(there) == len(tables) and not refused
+        return store
+
+    def _parts(self, units: Mapping[str, Unit]) -> list[list[str]]:
+        """Names of the units in parts of the tables, in the order in which they are measured: few then wait for others."""
+        if not self._measurement.merged:
+            return []
+        groups = self._measurement.groups(self._bench, list(units.values()))
+        ordered = {unit.key: unit for group in groups for unit in group.units} | dict(units)
+        found: list[list[str]] = []
+        for _, some in groupby(ordered.values(), key=lambda unit: unit.condition.name):
+            found += in_parts([(unit.key, 0 if unit.prompt is None else len(unit.prompt)) for unit in some])
+        return found
+
+    def _is_stored(self, unit: Unit) -> bool:
+        measurement = self._measurement
+        assert self._store is not None
+        return self._store.has(unit.key) and (
+            set(measurement.unit_tables) <= set(measurement.merged)
+            or self._bench.folder.has_unit(
+                [n for n in measurement.unit_tables if n not in measurement.merged], unit.key
+            )
+        )
 
     def _start(self, units: Sequence[Unit], missing: Sequence[Unit], stored: dict[str, Any] | None) -> None:
         """Check the instrument, and record in the folder what is being computed."""
@@ -283,35 +317,50 @@ class _Writer:
         self._bench.folder.take_units_of(self._identity)
         self._progress.checked()
         self._about["identity"] = self._identity
+        if halved := (stored or {}).get("groups_halved"):
+            self._about["groups_halved"] = halved
         before: Mapping[str, Any] = (stored or {}).get("implementations", {})
         self._about["implementations"] = _together(before, self._measurement.implementations)
         if stored is None or stored.get("complete") or self._measurement.changed(stored):
             self.write(complete=False)
 
     def _measure_all(self, units: Sequence[Unit], missing: Sequence[Unit]) -> int:
-        bench, measurement = self._bench, self._measurement
+        bench, measurement, store = self._bench, self._measurement, self._store
+        assert store is not None
         absent = {unit.key for unit in missing}
-        done, computed = len(units) - len(missing), 0
-        for group in measurement.groups(bench, missing):
-            with _with_arm(measurement, bench, group):
-                try:
-                    for unit, found in measurement.measure(bench, group):
-                        _check_delivered(measurement, group, unit, found)
-                        self._note()
-                        bench.folder.write_unit(found, unit.key)
-                        computed += 1
-                        done += unit.key in absent
-                        self._progress.step(f"{measurement.doing}, {unit.condition.name}", done, len(units))
-                except BadAttention as fault:
-                    items = ", ".join(repr(bench.items[unit.number].id) for unit in group.units)
-                    where = group.units[0].condition.name
-                    raise BadAttention(f"item {items}, condition {where!r}: {fault}") from None
-        if left := [unit for unit in missing if not bench.folder.has_unit(measurement.unit_tables, unit.key)]:
-            raise BadPlugin(
-                f"{_class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
-                f"{bench.items[left[0].number].id!r} under {left[0].condition.name!r}; every unit of a group needs its tables"
-            )
-        return computed
+        seen: set[str] = set()
+        here = partial(measured, measurement, bench, halved=self._halved)
+        with self._writing(store) as writing, _keeping(store, writing):
+            groups = list(measurement.groups(bench, missing))
+
+            def store_late() -> None:
+                for ready in store.ready():
+                    writing.put(ready)
+
+            for group, units_of_it in measurement.run_groups(bench, groups, here, self._halved, store_late):
+                asked_for, began = {unit.key for unit in group.units}, time.monotonic()
+                for unit, found in units_of_it:
+                    _check_asked(measurement, asked_for, unit)
+                    self._note()
+                    store.add(unit.key, found)
+                    seen.add(unit.key)
+                    # What waits must not wait through another group that takes as long as this one.
+                    for ready in store.ready(at_once=time.monotonic() - began > PATIENCE):
+                        writing.put(ready)
+                    done = len(units) - len(absent - seen)
+                    self._progress.step(f"{measurement.doing}, {unit.condition.name}", done, len(units))
+            if left := [unit for unit in missing if unit.key not in seen]:
+                raise BadPlugin(
+                    f"{class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
+                    f"{bench.items[left[0].number].id!r} under {left[0].condition.name!r}; every unit of a group needs its tables"
+                )
+        return len(seen)
+
+    def _halved(self, line: str) -> None:
+        """A group ran in halves: say it, and record it."""
+        self._progress.say(line)
+        self._about["groups_halved"] = self._about.get("groups_halved", 0) + 1
+        self.write(complete=False)
 
     def _note(self) -> None:
         """Record what computes, before anything that it computed is stored."""
@@ -331,42 +380,35 @@ def _together(stored: Mapping[str, str | list[str]], now: Mapping[str, str | lis
     return found
 
 
-def _class_of(measurement: Measurement) -> str:
-    return type(measurement).__name__
+@contextmanager
+def _keeping(store: Store, writing: Writing[Ready, Encoded]) -> Generator[None]:
+    """Where the measuring is interrupted, what was measured until then is stored."""
+    try:
+        yield
+    except (StartAgain, BadAttention):
+        raise  # it is of no use
+    except BaseException:
+        with suppress(BaseException):  # the first fault is the one to be said
+            for ready in store.ready(at_once=True):
+                writing.put(ready)
+        raise
 
 
-def _check_delivered(measurement: Measurement, group: Group, unit: Unit, found: Mapping[str, pa.Table]) -> None:
-    """Refuse a unit that was not asked for, or other tables than were announced: nobody would find them."""
-    if not any(unit is one or unit.key == one.key for one in group.units):
+def _check_asked(measurement: Measurement, keys: set[str], unit: Unit) -> None:
+    """Refuse a unit that was not asked for: nobody would find it."""
+    if unit.key not in keys:
         raise BadPlugin(
-            f"{_class_of(measurement)}.measure gave a unit that is not of its group: item number {unit.number + 1} under {unit.condition.name!r}"
+            f"{class_of(measurement)}.measure gave a unit that is not of its group: item number {unit.number + 1} under {unit.condition.name!r}"
         )
+
+
+def _check_tables(measurement: Measurement, found: Mapping[str, pa.Table]) -> None:
+    """Refuse other tables than were announced."""
     if set(found) != set(measurement.unit_tables):
         raise BadPlugin(
-            f"{_class_of(measurement)}.measure gave the tables {', '.join(found) or 'none'}; its unit_tables are "
+            f"{class_of(measurement)}.measure gave the tables {', '.join(found) or 'none'}; its unit_tables are "
             f"{', '.join(measurement.unit_tables) or 'none'}, and each unit needs these and no others"
         )
-
-
-def _with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
-    """ARM in its loaded layers; layers after the last measured one change nothing."""
-    if not measurement.runs_model:
-        return nullcontext()
-    settings = group.units[0].condition.arm
-    if any(unit.condition.arm != settings for unit in group.units):
-        mixed = ", ".join(dict.fromkeys(unit.condition.name for unit in group.units))
-        raise BadPlugin(
-            f"{_class_of(measurement)}.groups puts conditions with different ARM into one group ({mixed}); ARM is set once for a group, so each "
-            "needs a group of its own"
-        )
-    if settings is None:
-        return nullcontext()
-    here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
-    if not here:
-        return nullcontext()
-    from mless.redistribution import attached
-
-    return attached(bench.model.model, replace(settings, layers=here))
 
 
 # ---- computing some of it again --------------------------------------------------------------------------------------
@@ -387,7 +429,7 @@ class Again:
 def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, number: int, rng: Random) -> Again:
     """Compute some stored units again, in the groups that they were computed in. Nothing is written; `job.out` names no folder that exists."""
     stored = folder.manifest() or {}
-    bench, identity = _opened(measurement, job, anew=True)
+    bench, identity = opened(measurement, job, anew=True)
     _check_comparable(stored, identity)
     assert bench.subject is not None
     measurement.load(bench.subject, bench.layers, job.progress)
@@ -403,13 +445,11 @@ def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, numb
         loaded |= measurement.start(bench, stored, resumed=True) if chosen else {}
         job.progress.checked()
         for group in measurement.groups(bench, [units[at] for at in chosen.values()]):
-            with _with_arm(measurement, bench, group):
+            with with_arm(measurement, bench, group):
                 for unit, tables in measurement.measure(bench, group):
                     if unit.key in chosen:
-                        rows = measurement.rows_of(
-                            folder, unit, chosen[unit.key], len(units), bench.items[unit.number].id
-                        )
-                        found.append((unit, tables, rows))
+                        rows = measurement.rows_of(folder, unit, units, bench.items[unit.number].id)
+                        found.append((unit, made(tables), rows))
                         job.progress.step("recomputing", len(found), len(chosen))
         device = measurement.about(bench).get("device")
     finally:
@@ -439,12 +479,18 @@ def _judge_again(measurement: Measurement, bench: Bench, job: Job, stored: dict[
         with folder.writing():
             bench.prompts = read_prompts(folder) if measurement.pairs_tokens else None
             # Until all tables are written they count as not judged, so a run after a kill judges again.
+            # The manifest gets this mless's format; a folder of an older one is still known by how its units ran.
+            if stored["format"] < FORMAT:
+                stored = {UNITS_FORMAT: stored["format"]} | stored
             folder.write_manifest(stored | {"analysis": _UNFINISHED})
             measurement.judge_again(bench)
             timings = stored.get("timings", {}) | {"finish_s": round(time.monotonic() - began, 2), "units_computed": 0}
-            command = rerun_command(bench.spec, folder.path, job.trust_remote_code)
+            # Judging does not change how the prompts ran.
+            ran = {name: stored["study"].get(name) for name in ("batch_size", "group_tokens")}
+            spec = bench.spec.model_copy(update=ran)
+            command = rerun_command(spec, folder.path, job.trust_remote_code)
             used = {**stored.get("implementations", {}), **measurement.judges}
-            now = {"study": bench.spec.model_dump(), "analysis": analysis, "command": command, "timings": timings}
+            now = {"study": spec.model_dump(), "analysis": analysis, "command": command, "timings": timings}
             folder.write_manifest(stored | now | {"implementations": used})
     if folder.has_units():
         with folder.writing():

@@ -82,6 +82,9 @@ def _at_most(limit: Limit) -> AfterValidator:
 CALCULATOR = "You are a calculator. Reply with the result and nothing else."
 #: And of one whose items are answered with code.
 PROGRAMMER = "Complete the Python function. Reply with the whole function in one fenced code block."
+#: The most tokens that run at once unless given. A GPU needs more of them to be busy; on a CPU more would only make the steps longer.
+GPU_GROUP, CPU_GROUP = 8192, 2048
+_GROUPS = f"{GPU_GROUP:,} on a GPU, {CPU_GROUP:,} on a CPU"
 Names = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.DATA_ROWS)]
 Conditions = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.CONDITIONS)]
 Name = Annotated[str, _at_most(limits.NAME)]
@@ -322,7 +325,9 @@ class StudySpec(BaseModel):
     layers: str = "all"
     heads: str = "all"
     seed: Seed = Field(default=0, ge=0)
-    batch_size: Rows = Field(default=1, ge=1)
+    # Prompts that run at once, and the most tokens that these have together.
+    batch_size: Rows | None = Field(default=None, ge=1, description="as many as `group_tokens` allows")
+    group_tokens: Length | None = Field(default=None, ge=1, description=_GROUPS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     margins: MarginTable = MarginTable()
@@ -381,7 +386,7 @@ class StudySpec(BaseModel):
             raise ValueError(
                 f"a study measures one thing, and this one has {' and '.join(f'[{name}]' for name in asked)}; make two of it"
             )
-        if self.affine is not None and self.batch_size != 1:
+        if self.affine is not None and self.batch_size not in (None, 1):
             raise ValueError(
                 f"an affine study runs the prompts of a pair together and no others, so it takes no batch_size; got {self.batch_size}, leave it out"
             )

@@ -24,6 +24,8 @@ class Subject:
         self._spec, self.described, self._trust = spec, described, trust_remote_code
         self.tokenizer: Any = None
         self.loaded: LoadedModel | None = None
+        #: What workers say of the model that they loaded.
+        self.elsewhere: Mapping[str, str | None] = {}
         self.label = described.source.label if described is not None else slug(spec.model)
         self.layers = described.layers if described is not None else None
         self.heads = described.heads if described is not None else None
@@ -88,6 +90,10 @@ class Subject:
         elif given is not None:
             self.tokenizer = open_tokenizer(given, trust_remote_code=self._trust)
 
+    def known(self, name: str) -> str | None:
+        """A fingerprint of what was loaded, here or by workers."""
+        return self.elsewhere.get(name) if self.loaded is None else getattr(self.loaded, name, None)
+
     def about(self) -> dict[str, Any]:
         """What study.json says of the model."""
         described = self.described
@@ -98,7 +104,7 @@ class Subject:
             "layers": self.layers,
             "heads": self.heads,
             "context": self.context,
-            "fingerprint": getattr(self.loaded, "fingerprint", None),
+            "fingerprint": self.known("fingerprint"),
             "origin": described.source.origin if described is not None else None,
             "revision": (described.source.revision or described.source.gguf_sha256) if described is not None else None,
         }

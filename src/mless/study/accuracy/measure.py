@@ -42,6 +42,7 @@ class AccuracyMeasurement(Measurement):
     sources = ("answers",)
     pairs_tokens = False
     runs_model = False
+    apart = True
     judged_by = ()  # no fields of the study's own, but of [accuracy]: see `analysis`
 
     def __init__(self, spec: StudySpec) -> None:
@@ -139,6 +140,9 @@ class AccuracyMeasurement(Measurement):
         except OutOfMemory as fault:
             self._slots = self._halved(fault, bench.progress)
             raise StartAgain from fault
+
+    def to_start_with(self) -> dict[str, Any]:
+        return {"engine": {"slots": self._slots}}
 
     def _start_engine(self, bench: Bench) -> dict[str, str]:
         """Open the engine and check what it promises. The result is part of the study's identity."""
@@ -255,9 +259,9 @@ class AccuracyMeasurement(Measurement):
     def has_rows(self, folder: ResultFolder, unit: Unit) -> bool:
         return super().has_rows(folder, unit) or folder.has_tables(self.sources)
 
-    def rows_of(self, folder: ResultFolder, unit: Unit, place: int, units: int, item: str) -> Mapping[str, pa.Table]:
+    def rows_of(self, folder: ResultFolder, unit: Unit, units: Sequence[Unit], item: str) -> Mapping[str, pa.Table]:
         if folder.has_unit(self.unit_tables, unit.key):
-            return super().rows_of(folder, unit, place, units, item)
+            return super().rows_of(folder, unit, units, item)
         where = [("condition", "==", unit.condition.name), ("item", "==", item)]
         return {"replies": folder.read_table("answers", columns=REPLIES.names, filters=where)}
 

@@ -60,14 +60,20 @@ class ActivationMeasurement(Measurement):
         bench.progress.say(
             "proofs hold: reading the activations changes no bit of the output, and leaves nothing behind"
         )
-        self._near = _stored_near_zero(bench) or self._find_near_zero(bench)
+        self._near = self._near or _stored_near_zero(bench) or self._find_near_zero(bench)
         return proofs
+
+    def to_hand_on(self, bench: Bench) -> dict[str, Any]:
+        return {"near": self._near or _stored_near_zero(bench) or {}}
+
+    def take_over(self, given: Mapping[str, Any]) -> None:
+        self._near = dict(given.get("near") or {})
 
     def _find_near_zero(self, bench: Bench) -> dict[int, NearZero]:
         """τ of every layer from all `none` prompts: it must be known before the first value is counted."""
         from mless.capture import read_activations
 
-        prompts, size = bench.prompts_of("none"), bench.spec.batch_size
+        prompts = bench.prompts_of("none")
         done = 0
 
         def stream(take: Any) -> None:
@@ -77,8 +83,8 @@ class ActivationMeasurement(Measurement):
                 for block in rows.blocks():
                     take(rows.layer, block)
 
-            for first in range(0, len(prompts), size):
-                batch = prompts[first : first + size]
+            for numbers in bench.grouped(list(map(len, prompts))):
+                batch = [prompts[number] for number in numbers]
                 read_activations(bench.model, batch, layers=bench.layers, take=collect)
                 done += len(batch)
                 bench.progress.step("threshold of near zero, none", done, 4 * len(prompts))
@@ -160,13 +166,11 @@ def _measure(rows: Rows, near: NearZero) -> tuple[TokenStatistics, Counts, float
 
 def _stored_near_zero(bench: Bench) -> dict[int, NearZero] | None:
     """The thresholds of a killed run, read from its units, so that a resumed run uses the same numbers."""
-    for key in (unit.key for unit in bench.units()):
-        if bench.folder.has_unit(("activation_items",), key):
-            rows = bench.folder.read_unit("activation_items", key).to_pylist()
-            names = ("median", "mad", "threshold", "width")
-            found = {
-                row["layer"]: NearZero(*(row[name] for name in names)) for row in rows if row.get("tokens") == "all"
-            }
-            whole = all(value is not None for near in found.values() for value in astuple(near))
-            return found if whole and set(bench.layers) <= found.keys() else None
-    return None
+    stored = bench.folder.any_unit("activation_items", [unit.key for unit in bench.units()])
+    if stored is None:
+        return None
+    names = ("median", "mad", "threshold", "width")
+    rows = stored.to_pylist()
+    found = {row["layer"]: NearZero(*(row[name] for name in names)) for row in rows if row.get("tokens") == "all"}
+    whole = all(value is not None for near in found.values() for value in astuple(near))
+    return found if whole and set(bench.layers) <= found.keys() else None

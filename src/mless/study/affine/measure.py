@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class AffineMeasurement(Measurement):
             f"proofs hold: attention outputs as eager's to {proofs['captured']:.1g}, model restored ({proofs['restoration']})"
         )
         return proofs
+
+    def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
+        """A pair is a forward of its own."""
+        return (Group([unit]) for unit in missing)
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
         from mless.capture import displacement

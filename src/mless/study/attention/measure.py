@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mless.results.storing import Tables
 from mless.results.units import Expected, in_order
-from mless.study.attention.tables import share_tables, unit_tables
+from mless.study.attention.tables import Sums, share_tables, unit_tables
 from mless.study.attention.words import attention_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
 from mless.study.spec import StudySpec
 from mless.study.subject import Subject
 from mless.values import QUERY_SETS
+
+if TYPE_CHECKING:
+    from mless.capture import Pending
+
+
+def _tables(pending: Pending, row: int, names: Mapping[str, str]) -> dict[str, pa.Table]:
+    return unit_tables(pending.row(row), names)
 
 
 class AttentionMeasurement(Measurement):
@@ -28,6 +37,7 @@ class AttentionMeasurement(Measurement):
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
         self._kernels: set[str] = set()
+        self._sums: Sums | None = None
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
@@ -47,14 +57,14 @@ class AttentionMeasurement(Measurement):
         )
         return proofs
 
-    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
-        from mless.capture import received
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
+        from mless.capture import received_later
 
         batch = [unit.prompt for unit in group.units if unit.prompt is not None]
-        found = received(bench.model, batch, layers=bench.layers, heads=bench.some_heads, batch_size=len(batch))
-        for unit, attention in zip(group.units, found, strict=True):
-            self._kernels.update(attention.computed_by.values())
-            yield unit, unit_tables(attention, bench.names)
+        pending = received_later(bench.model, batch, layers=bench.layers, heads=bench.some_heads)
+        self._kernels.update(pending.computed_by.values())
+        for row, unit in enumerate(group.units):
+            yield unit, partial(_tables, pending, row, bench.names)
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
         assert unit.prompt is not None
@@ -65,8 +75,16 @@ class AttentionMeasurement(Measurement):
             lists = ("received", "n")
         return Expected(bench.texts_of(unit), places, dict.fromkeys(lists, len(unit.prompt)))
 
+    def prepare(self, bench: Bench) -> None:
+        self._sums = Sums(bench)
+
+    def seen(self, bench: Bench, unit: Unit, tables: Mapping[str, pa.Table]) -> None:
+        assert self._sums is not None
+        for name in self.unit_tables:
+            self._sums.add(name, unit.condition.name, unit.number, tables[name])
+
     def finish(self, bench: Bench) -> None:
-        for name, table in share_tables(bench).items():
+        for name, table in share_tables(bench, self._sums or Sums(bench)).items():
             bench.folder.write_table(name, table)
 
     @classmethod

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pyarrow as pa
 from jaxtyping import Float
 
 from mless import stats
+from mless.guarded import usable_cores
 from mless.results.schemas import RETAINED, SHARES, lists, matrix, table_of_columns, table_of_rows
 from mless.study.bench import Bench
 from mless.values import MASS_NAMES, QUERY_SETS, Prompt, head_name
@@ -32,46 +36,86 @@ def unit_tables(attention: Attention, names: Names) -> dict[str, pa.Table]:
         "condition": attention.prompt.condition,
         "item": attention.prompt.item,
     }
-    grid = np.indices((layers, heads, sets)).reshape(3, -1)
     table = pa.table(
         {
             **_repeated(common, rows),
-            "layer": pa.array(np.array(attention.layers, np.int32)[grid[0]]),
-            "head": pa.array(np.array(attention.heads, np.int32)[grid[1]]),
-            "queries": pa.array([QUERY_SETS[s] for s in grid[2]]),
-            "received": lists(received.astype(np.float32), pa.float32()),
-            "n": lists(n.astype(np.int32), pa.int32()),
+            **_places(tuple(attention.layers), tuple(attention.heads)),
+            "received": lists(received.astype(np.float32, copy=False), pa.float32()),
+            "n": lists(n.astype(np.int32, copy=False), pa.int32()),
             "mass": pa.StructArray.from_arrays(
-                [pa.array(mass[:, m].astype(np.float32)) for m in range(len(MASS_NAMES))], list(MASS_NAMES)
+                [pa.array(mass[:, m].astype(np.float32, copy=False)) for m in range(len(MASS_NAMES))], list(MASS_NAMES)
             ),
         }
     )
     even = attention.uniform.transpose(1, 0, 2).reshape(layers * sets, tokens)
-    both = np.indices((layers, sets)).reshape(2, -1)
     yardstick = pa.table(
         {
             **_repeated(common, layers * sets),
-            "layer": pa.array(np.array(attention.layers, np.int32)[both[0]]),
-            "queries": pa.array([QUERY_SETS[s] for s in both[1]]),
-            "received": lists(even.astype(np.float32), pa.float32()),
+            **_places(tuple(attention.layers), None),
+            "received": lists(even.astype(np.float32, copy=False), pa.float32()),
         }
     )
     return {"dilution": yardstick, "attention": table}
 
 
+@functools.lru_cache(maxsize=8)
+def _places(layers: tuple[int, ...], heads: tuple[int, ...] | None) -> dict[str, pa.Array]:
+    """The columns that tell a unit's rows apart, the same for every unit."""
+    columns = {"layer": layers, "head": heads, "queries": QUERY_SETS}
+    used = {name: values for name, values in columns.items() if values is not None}
+    grid = np.indices([len(values) for values in used.values()]).reshape(len(used), -1)
+    kinds = {"layer": pa.int32(), "head": pa.int32(), "queries": pa.string()}
+    return {
+        name: pa.array([values[at] for at in grid[axis]], kinds[name])
+        for axis, (name, values) in enumerate(used.items())
+    }
+
+
 def _repeated(texts: Mapping[str, str], rows: int) -> dict[str, pa.Array]:
-    return {name: pa.array([text] * rows, pa.string()) for name, text in texts.items()}
+    return {name: pa.repeat(pa.scalar(text, pa.string()), rows) for name, text in texts.items()}
 
 
 def question_sums(received: Float[np.ndarray, "*rows tokens"], prompt: Prompt) -> Float[np.ndarray, "*rows"]:
     """Σ received over the question's tokens that a later token can see; NaN where there is none."""
     question = received[..., prompt.positions("question")].astype(np.float64)
-    defined = ~np.isnan(question).all(axis=-1)
-    return np.where(defined, np.nansum(question, axis=-1), np.nan)
+    missing = np.isnan(question)
+    return np.where(missing.all(axis=-1), np.nan, np.where(missing, 0.0, question).sum(axis=-1))
 
 
-def _stored_sums(table: pa.Table, prompt: Prompt) -> Float[np.ndarray, " rows"]:
-    return question_sums(matrix(table, "received"), prompt)
+class Sums:
+    """What the question's tokens receive in sum: by table and condition, for every item, layer and so on.
+
+    Kept as units come. Those that an earlier run stored are read from the tables, each number once.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        layers, heads, sets = len(bench.layers), len(bench.heads), len(QUERY_SETS)
+        self._places = {layer: number for number, layer in enumerate(bench.layers)}
+        shapes = {"attention": (layers, heads, sets), "dilution": (layers, sets)}
+        self._found = {
+            table: {one.name: np.full((len(bench.items), *shape), np.nan) for one in bench.conditions}
+            for table, shape in shapes.items()
+        }
+        self._kept: dict[str, set[tuple[str, int]]] = {table: set() for table in shapes}
+
+    def add(self, table: str, condition: str, number: int, rows: pa.Table) -> None:
+        """A unit's rows, of all layers."""
+        self._put(table, condition, number, rows)
+        self._kept[table].add((condition, number))
+
+    def _put(self, table: str, condition: str, number: int, rows: pa.Table) -> None:
+        sums = question_sums(matrix(rows, "received"), self._bench.prompts_of(condition)[number])
+        layers = rows.column("layer")
+        first, last = self._places[layers[0].as_py()], self._places[layers[-1].as_py()]
+        there = self._found[table][condition][number, first : last + 1]
+        there[...] = sums.reshape(there.shape)
+
+    def of(self, table: str) -> dict[str, Float[np.ndarray, "items *shape"]]:
+        """By condition, the sums of every unit."""
+        if len(self._kept[table]) < len(self._bench.conditions) * len(self._bench.items):
+            self._bench.each_unit(table, ("layer", "received"), partial(self._put, table))
+        return self._found[table]
 
 
 def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
@@ -80,32 +124,34 @@ def log_shares(with_filler: np.ndarray, without: np.ndarray) -> np.ndarray:
         return np.where(without > 0, np.log(with_filler / without), np.nan)
 
 
-def share_tables(bench: Bench) -> dict[str, pa.Table]:
+def share_tables(bench: Bench, sums: Sums) -> dict[str, pa.Table]:
     """Each condition against `none`: `retained` (every head and layer, with interval, test, yardstick, verdict) and `shares` (every item)."""
     spec, layers, heads = bench.spec, bench.layers, bench.heads
     items = [item.id for item in bench.items]
 
-    def sums(name: str, condition: str, shape: tuple[int, ...]) -> np.ndarray:
-        prompts = bench.prompts_of(condition)
-        read = (_stored_sums(bench.read_unit(name, condition, n), prompt) for n, prompt in enumerate(prompts))
-        return np.stack([found.reshape(shape) for found in read])
-
-    full, even = (len(layers), len(heads), len(QUERY_SETS)), (len(layers), len(QUERY_SETS))
-    base, base_even = sums("attention", "none", full), sums("dilution", "none", even)
+    received, spread = sums.of("attention"), sums.of("dilution")
+    base, base_even = received["none"], spread["none"]
     rows: list[dict[str, Any]] = []
     by_item: list[pa.Table] = [SHARES.empty_table()]
-    for condition in (one.name for one in bench.conditions if one.name != "none"):
-        logs = log_shares(sums("attention", condition, full), base)
-        logs_even = log_shares(sums("dilution", condition, even), base_even)
-        for s, queries in enumerate(QUERY_SETS):
-            rng = np.random.default_rng([spec.seed, s])
-            found = share_rows(
-                logs[..., s], logs_even[..., s], layers, heads, rng, margins=spec.margins_of(), flips=spec.flips
-            )
-            common = {**bench.names, "condition": condition, "queries": queries}
-            rows += [common | row for row in found]
-            shares = _item_shares(logs[..., s], logs_even[..., s], items, layers, heads)
-            by_item.append(table_of_columns(common | shares, SHARES, len(shares["item"])))
+
+    def compared(asked: tuple[str, int]) -> tuple[list[dict[str, Any]], pa.Table]:
+        """One condition and set of queries. Each has random numbers of its own, so they can be computed in any order."""
+        condition, s = asked
+        logs, logs_even = (
+            log_shares(received[condition], base)[..., s],
+            log_shares(spread[condition], base_even)[..., s],
+        )
+        rng = np.random.default_rng([spec.seed, s])
+        found = share_rows(logs, logs_even, layers, heads, rng, margins=spec.margins_of(), flips=spec.flips)
+        common = {**bench.names, "condition": condition, "queries": QUERY_SETS[s]}
+        shares = _item_shares(logs, logs_even, items, layers, heads)
+        return [common | row for row in found], table_of_columns(common | shares, SHARES, len(shares["item"]))
+
+    compare = [(one.name, s) for one in bench.conditions if one.name != "none" for s in range(len(QUERY_SETS))]
+    with ThreadPoolExecutor(max(1, min(len(compare), usable_cores()))) as pool:
+        for found, shares in pool.map(compared, compare):
+            rows += found
+            by_item.append(shares)
     return {"retained": table_of_rows(rows, RETAINED), "shares": pa.concat_tables(by_item)}
 
 
@@ -125,7 +171,7 @@ def _item_shares(
     shape = (len(items), len(layers), len(heads) + 1)
     grid = np.indices(shape).reshape(3, -1)
     return {
-        "item": np.array(items, object)[grid[0]],
+        "item": pa.array(items, pa.string()).take(pa.array(grid[0])),
         "layer": np.array(layers, np.int32)[grid[1]],
         "head": np.array([0, *heads], np.int32)[grid[2]],
         "retained": np.concatenate([mean[..., None], share], axis=-1).ravel(),

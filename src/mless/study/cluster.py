@@ -1,0 +1,412 @@
+"""Workers on this machine or on a cluster, by Ray.
+
+The driver starts them, gives them the study, and learns from Ray when one is gone. No dashboard is started and no usage is reported; whoever
+wants to join needs the cluster's token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mless.errors import BadCluster, MlessError
+from mless.guarded import usable_cores
+from mless.study.bench import Job, Silent, Workers
+from mless.study.shared import Sent, unlike
+from mless.study.sharing import Answered, Failed, Joined, Left
+from mless.study.worker import Described, Measured, Started
+
+#: What every process of a study needs before it imports torch; the command sets the same.
+_ENVIRONMENT = (
+    "OMP_WAIT_POLICY",
+    "MKL_DYNAMIC",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MLESS_CACHE",
+    "HF_HUB_OFFLINE",
+)
+#: Threads of a worker of a cluster, unless asked for.
+_THREADS = 4
+#: Seconds in which a cluster's head has to be reached.
+_REACH = 10.0
+#: Seconds between two looks at how many workers the cluster has room for, and without any worker before it is given up.
+_LOOK, _NOBODY = 2.0, 600.0
+
+
+class _Actor:
+    """What runs in a worker's process. The environment is set before anything imports torch."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        self._worker: Any = None
+
+    def load(self, job: Job, threads: int) -> Described:
+        from mless.study.worker import Worker
+
+        self._worker = Worker(job, threads)
+        return self._worker.describe()
+
+    def start(self, stored: Mapping[str, Any] | None, resumed: bool, given: Mapping[str, Any]) -> Started:
+        return self._worker.start(stored, resumed, given)
+
+    def measure(self, keys: Sequence[str], width: int | None) -> Measured:
+        return self._worker.measure(keys, width)
+
+
+@dataclass
+class _Known:
+    """A worker: its actor, and what it said of itself once it has loaded."""
+
+    actor: Any
+    described: Described | None = None
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class _Asked:
+    worker: str
+    what: Literal["load", "start", "measure"]
+    number: int = -1
+
+
+class RayWorkers:
+    """The workers of one study."""
+
+    def __init__(self, job: Job, asked: Workers) -> None:
+        self._job, self._say, self._asked = job, job.progress.say, asked
+        self._ray: Any = None
+        self._refs: dict[Any, _Asked] = {}
+        self._known: dict[str, _Known] = {}
+        self._events: list[Joined | Left | Answered[Measured] | Failed] = []
+        #: Set once one worker has checked the instrument: what the others start with.
+        self._started: Started | None = None
+        self._first: Described | None = None
+        self._history: dict[str, dict[str, str]] = {}
+        self._made = self._failed = 0
+        self._looked = 0.0
+
+    def _connect(self) -> None:
+        self._ray = _ray()
+        self._fixed = _connect(self._ray, self._asked.where, self._job.spec.device)
+        gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
+        here = self._fixed is not None and not self._on_gpus
+        threads = max(1, usable_cores() // (self._fixed or 1)) if here else _THREADS
+        self._threads = self._asked.threads or threads
+        self._sent = _to_send(self._job)
+        kind = "GPUs" if self._on_gpus else f"processes with {self._threads} threads each"
+        count = self._wanted()
+        self._say(
+            f"workers: {count} {kind if count != 1 else kind.replace('GPUs', 'GPU').replace('processes', 'process').replace(' each', '')}"
+        )
+
+    # ---- who is there
+
+    def _wanted(self) -> int:
+        """How many workers there is room for."""
+        if self._fixed is not None:
+            return self._fixed
+        there = self._ray.cluster_resources()
+        return int(there.get("GPU", 0)) if self._on_gpus else int(there.get("CPU", 0)) // self._threads
+
+    def _top_up(self) -> None:
+        """Start workers where there is room: at the begin, for one that is gone, and on machines that came later."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        wanted = self._wanted()
+        # One that cannot load would be started for ever.
+        for _ in range(min(wanted - len(self._known), 3 * wanted + 3 - self._failed)):
+            self._made += 1
+            name = str(self._made)
+            needs = {"num_gpus": 1, "num_cpus": 1} if self._on_gpus else {"num_cpus": self._threads}
+            if self._fixed is not None and not self._on_gpus:
+                needs = {"num_cpus": 1}  # Ray was started for just so many
+            environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+            if not self._on_gpus:
+                environment["OMP_NUM_THREADS"] = str(self._threads)
+            actor = self._ray.remote(_Actor).options(max_restarts=0, max_task_retries=0, **needs).remote(environment)
+            self._known[name] = _Known(actor)
+            self._refs[actor.load.remote(self._sent, self._threads)] = _Asked(name, "load")
+
+    def _lose(self, name: str, why: str) -> None:
+        known = self._known.get(name)
+        if known is None:
+            return
+        self.end(name)
+        self._failed += not known.joined
+        if known.joined:
+            self._events.append(Left(name, why))
+        else:
+            self._say(f"worker {name} is gone before it began ({why})")
+
+    def _look(self, seconds: float) -> None:
+        """Take what has come in."""
+        self._top_up()
+        if not self._refs:
+            time.sleep(min(seconds, 0.2))
+            return
+        ready, _ = self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
+        for ref in ready:
+            asked = self._refs.pop(ref, None)
+            if asked is not None:  # else its worker was lost in this very loop
+                self._take(ref, asked)
+
+    def _take(self, ref: Any, asked: _Asked) -> None:
+        faults = self._ray.exceptions
+        try:
+            found = self._ray.get(ref)
+        except faults.RayTaskError as fault:
+            self._refuse(asked, fault.cause if isinstance(fault.cause, Exception) else fault)
+        except faults.RayError as fault:  # it is gone, or what it had found is lost with its machine
+            self._lose(asked.worker, _first_line(fault))
+        else:
+            self._answer(asked, found)
+
+    def _refuse(self, asked: _Asked, fault: Exception) -> None:
+        """A worker says that it cannot."""
+        if asked.what == "measure":
+            self._events.append(Failed(asked.worker, asked.number, fault))
+            return
+        if self._first is None or (self._started is None and asked.what == "start"):
+            raise (
+                fault
+                if isinstance(fault, MlessError)
+                else BadCluster(f"worker {asked.worker} could not begin: {_first_line(fault)}")
+            )
+        self._lose(asked.worker, _first_line(fault))
+
+    def _answer(self, asked: _Asked, found: Any) -> None:
+        known = self._known.get(asked.worker)
+        if asked.what == "measure":
+            if known is not None and known.described is not None:
+                self._history[asked.worker] = {"where": known.described.where, "device": known.described.device}
+            self._events.append(Answered(asked.worker, asked.number, found))
+        elif known is None:
+            return
+        elif asked.what == "load":
+            known.described = found
+            if self._first is None:
+                self._first = found
+            elif not self._fits(asked.worker, _differences(self._first, found)):
+                return
+            if self._started is not None:
+                self._begin(asked.worker)
+        elif self._started is not None:
+            if found.again is not None:
+                self._lose(asked.worker, "out of memory where the first one was not")
+            elif self._fits(asked.worker, unlike(self._started.identity, found.identity)):
+                known.joined, self._failed = True, 0
+                self._events.append(Joined(asked.worker))
+
+    def _fits(self, name: str, differences: Sequence[str]) -> bool:
+        """Refuse a worker whose numbers would be others, or say what it costs."""
+        if not differences:
+            return True
+        where = self._known[name].described
+        line = f"worker {name} ({where.where if where else 'unknown'}) differs from the first one in {', '.join(differences)}"
+        if not self._asked.mixed:
+            line += "; its numbers would differ in their last digits. Use workers that are alike, or add --mixed and accept that"
+            if self._started is None or not any(known.joined for known in self._known.values()):
+                raise BadCluster(line)
+            self._lose(name, line)  # it came later: the others go on
+            return False
+        self._say(f"{line}: numbers depend on who measured a group, and the same command may give others (--mixed)")
+        return True
+
+    def _begin(self, name: str) -> None:
+        """Let a worker check the instrument, with what the first one had found."""
+        assert self._started is not None
+        known = self._known[name]
+        known.joined = False
+        given = self._started
+        self._refs[known.actor.start.remote(dict(given.about), True, given.given)] = _Asked(name, "start")
+
+    # ---- for the study
+
+    def lead(self) -> Described:
+        if self._ray is None:
+            self._connect()
+        until = time.monotonic() + self._asked.limit
+        while self._first is None:
+            self._look(1.0)
+            self._check_somebody(until)
+        return self._first
+
+    def _check_somebody(self, until: float) -> None:
+        if not self._known and self._looked:
+            raise BadCluster(
+                f"no worker has begun: there is no room for one ({self._needs()}; --worker-threads), or those that tried have failed; is mless "
+                "installed there, in the same version?"
+            )
+        if time.monotonic() > until:
+            raise BadCluster(
+                f"no worker has begun within {self._asked.limit:g} s; is there room for one ({self._needs()})? More time: --worker-limit"
+            )
+
+    def _needs(self) -> str:
+        return "a GPU" if self._on_gpus else f"{self._threads} processors"
+
+    def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
+        # What was asked before belongs to a round that is over.
+        self._started, self._events = None, []
+        self._refs = {ref: asked for ref, asked in self._refs.items() if asked.what == "load"}
+        for known in self._known.values():
+            known.joined = False
+        until = time.monotonic() + self._asked.limit
+        while True:
+            name = next((name for name, known in self._known.items() if known.described is not None), None)
+            if name is None:
+                self._look(1.0)
+                self._check_somebody(until)
+                continue
+            ref = self._known[name].actor.start.remote(stored, resumed, given)
+            try:
+                found: Started = self._ray.get(ref, timeout=self._asked.limit)
+            except self._ray.exceptions.RayTaskError as fault:
+                self._refuse(_Asked(name, "start"), fault.cause if isinstance(fault.cause, Exception) else fault)
+            except self._ray.exceptions.RayError as fault:
+                self._lose(name, _first_line(fault))
+            else:
+                break
+        if found.again is not None:
+            return found
+        self._started = found
+        self._known[name].joined = True
+        self._events.append(Joined(name))
+        for other, known in self._known.items():
+            if other != name and known.described is not None:
+                self._begin(other)
+        return found
+
+    def ask(self, worker: str, number: int, task: Sent) -> None:
+        known = self._known.get(worker)
+        if known is not None:  # else it was lost a moment ago, and `Left` follows
+            self._refs[known.actor.measure.remote(*task)] = _Asked(worker, "measure", number)
+
+    def events(self, seconds: float) -> Sequence[Joined | Left | Answered[Measured] | Failed]:
+        if not self._events:
+            self._look(seconds)
+        found, self._events = self._events, []
+        return found
+
+    def end(self, worker: str) -> None:
+        known = self._known.get(worker)
+        if known is not None:
+            with suppress(Exception):
+                self._ray.kill(known.actor)
+        self._known.pop(worker, None)
+        self._refs = {ref: asked for ref, asked in self._refs.items() if asked.worker != worker}
+        self._looked = 0.0
+
+    def coming(self) -> bool:
+        return any(not known.joined for known in self._known.values())
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def known(self) -> list[dict[str, str]]:
+        return list(self._history.values())
+
+    def close(self) -> None:
+        """End the workers; a cluster that others started stays."""
+        if self._ray is None:
+            return
+        for name in list(self._known):
+            self.end(name)
+        self._ray.shutdown()
+
+
+def _to_send(job: Job) -> Job:
+    """The study as it is sent: what lies on this machine by its whole path, and items that are read already."""
+    from mless.models import EMBEDDED
+
+    spec = job.spec
+    changes = {
+        name: os.path.abspath(Path(value).expanduser())  # links are kept: a model is known by its name
+        for name in ("model", "tokenizer")
+        if isinstance(value := getattr(spec, name), str) and value not in EMBEDDED and Path(value).expanduser().exists()
+    }
+    return replace(
+        job, spec=spec.model_copy(update=changes), out=None, progress=Silent(), items=job.items or spec.load_items()
+    )
+
+
+def _differences(first: Described, other: Described) -> list[str]:
+    found = unlike(first.identity, other.identity)
+    if first.hardware != other.hardware:
+        found.append(f"what it computes with ({other.hardware}, and not {first.hardware})")
+    return found + [f"version of {name}" for name in unlike(first.versions, other.versions)]
+
+
+def _first_line(fault: BaseException) -> str:
+    lines = str(fault).strip().splitlines()
+    return lines[0] if lines else type(fault).__name__
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray  # pyright: ignore[reportMissingImports] an extra
+    except ImportError:
+        raise BadCluster("--workers needs Ray: pip install 'mless[ray]'") from None
+    return ray
+
+
+def _connect(ray: Any, workers: str, device: str) -> int | None:
+    """Start Ray here for so many workers, or join a cluster; how many workers were asked for, None for as many as the cluster has room for."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if ray.is_initialized():
+        raise BadCluster(
+            "this process uses Ray already; call ray.shutdown() first, or run mless in a process of its own"
+        )
+    if device.startswith("cuda:"):
+        raise BadCluster(
+            f"--device {device} names one GPU, but a worker is given one by Ray; use --device cuda, or leave --workers out"
+        )
+    if workers == "auto" or workers.isdigit():
+        import torch
+
+        gpus = 0 if device == "cpu" else torch.cuda.device_count()
+        count = int(workers) if workers.isdigit() else gpus or max(1, usable_cores() // _THREADS)
+        if count < 1:
+            raise BadCluster(
+                "--workers 0 leaves nobody to measure; give a number from 1 on, auto, or a cluster's HOST:PORT"
+            )
+        if gpus and count > gpus:
+            raise BadCluster(
+                f"--workers {count}, but this machine has {gpus} GPUs, and each worker needs one; or add --device cpu"
+            )
+        try:
+            # "local": never one that runs on this machine already.
+            ray.init("local", num_cpus=count, num_gpus=gpus, include_dashboard=False, **quiet)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as fault:
+            raise BadCluster(
+                f"Ray does not start here: {_first_line(fault)}; `ray start --head` may say more"
+            ) from None
+        return count
+    if not re.fullmatch(r"[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+", workers):
+        raise BadCluster(f"--workers {workers!r} is no number, not auto, and no HOST:PORT of a Ray cluster's head")
+    host, port = workers.rsplit(":", 1)
+    try:
+        # Ray itself would try for minutes.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+        ray.init(address=workers, **quiet)
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as fault:
+        raise BadCluster(
+            f"no Ray cluster that takes this process at {workers}: {_first_line(fault)}; is its head running (ray start --head), has this machine joined "
+            "it (ray start --address), and is the token the same (docs/cluster.md)?"
+        ) from None
+    return None

@@ -1,0 +1,147 @@
+"""A study by real workers in this process, without Ray: the same bytes, whoever dies or answers twice."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mless.errors import BadStudy
+from mless.study import load_study, measuring, run_study
+from mless.study.bench import Job, Silent, Workers
+from mless.study.kinds import measurement_of
+from mless.study.shared import Sent, shared_out
+from mless.study.sharing import Answered, Failed, Joined, Left
+from mless.study.worker import Described, Measured, Started, Worker
+from spelling import model_folder
+
+STUDIES: dict[str, dict[str, Any]] = {
+    "quick": {"limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", "batch_size": 1},
+    "activations": {"limit": 3, "length": 5, "prompt": "raw", "batch_size": 1},
+    "affine": {"limit": 3, "length": 5, "prompt": "raw"},
+    "accuracy": {"limit": 4, "length": 5, "conditions": "none,mless", "data": "arithmetic:1:4", "prompt": "raw"},
+}
+
+
+class InThisProcess:
+    """Two workers. The second one dies after so many answers, and every answer comes twice; all of it travels as bytes."""
+
+    def __init__(self, job: Job, dies_after: int = 2) -> None:
+        self._workers = {name: Worker(pickle.loads(pickle.dumps(replace(job, progress=Silent()))), 1) for name in "ab"}
+        self._left = dies_after
+        self._events: list[Any] = []
+
+    def lead(self) -> Described:
+        return self._workers["a"].describe()
+
+    def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
+        found = self._workers["a"].start(stored, resumed, given)
+        assert self._workers["b"].start(dict(found.about), True, found.given).identity == found.identity
+        self._events = [Joined("a"), Joined("b")]
+        return found
+
+    def ask(self, worker: str, number: int, task: Sent) -> None:
+        if worker == "b":
+            self._left -= 1
+            if self._left < 0:
+                self._events.append(Left("b", "killed"))
+                return
+        found = pickle.loads(pickle.dumps(self._workers[worker].measure(*task)))
+        self._events += [Answered(worker, number, found)] * 2
+
+    def events(self, seconds: float) -> Sequence[Joined | Left | Answered[Measured] | Failed]:
+        found, self._events = self._events, []
+        return found
+
+    def end(self, worker: str) -> None:
+        raise AssertionError("nobody hangs")
+
+    def now(self) -> float:
+        return 0.0
+
+    def coming(self) -> bool:
+        return False
+
+    def known(self) -> list[dict[str, str]]:
+        return [{"where": name} for name in "ab"]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def spec_of(name: str, tiny: Path) -> Any:
+    return load_study(
+        name, {"model": str(tiny), **STUDIES[name]}, ["accuracy.max_new_tokens=4"] if name == "accuracy" else []
+    )
+
+
+def shared(name: str, tiny: Path, out: Path) -> None:
+    job = Job(spec_of(name, tiny), out)
+    measuring.run(shared_out(measurement_of(job.spec), InThisProcess(job), Workers("2")), job)
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.parquet"))}
+
+
+def identity(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "study.json").read_text())["identity"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_tables_are_those_of_one_process(name: str, tiny: Path, tmp_path: Path) -> None:
+    run_study(spec_of(name, tiny), tmp_path / "alone")
+    shared(name, tiny, tmp_path / "shared")
+    assert tables(tmp_path / "shared") == tables(tmp_path / "alone")
+    assert identity(tmp_path / "shared") == identity(tmp_path / "alone")
+    about = [json.loads((tmp_path / where / "study.json").read_text()) for where in ("shared", "alone")]
+    assert about[0].pop("workers") == [{"where": "a"}, {"where": "b"}]
+    for one in about:
+        for field in ("command", "timings", "sha256"):
+            one.pop(field)
+    assert about[0] == about[1]
+
+
+def test_one_goes_on_where_the_others_were_killed(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared("quick", tiny, tmp_path / "whole")
+
+    def killed(self: InThisProcess, seconds: float) -> Any:
+        found = events(self, seconds)
+        if any(isinstance(one, Answered) and one.number == 5 for one in found):
+            raise KeyboardInterrupt
+        return found
+
+    events = InThisProcess.events
+    with monkeypatch.context() as scope:
+        scope.setattr(InThisProcess, "events", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shared("quick", tiny, tmp_path / "r")
+    shutil.copytree(tmp_path / "r", tmp_path / "again")
+    assert run_study(spec_of("quick", tiny), tmp_path / "r").computed < 6
+    assert tables(tmp_path / "r") == tables(tmp_path / "whole")
+    shared("quick", tiny, tmp_path / "again")
+    assert tables(tmp_path / "again") == tables(tmp_path / "whole")
+
+
+def test_answers_of_a_server_are_not_shared_out(tmp_path: Path) -> None:
+    spec = load_study(
+        "accuracy",
+        {
+            "model": "served",
+            "data": "arithmetic:1:4",
+            "accuracy.engine": "openai",
+            "accuracy.base_url": "http://127.0.0.1:1/v1",
+        },
+    )
+    with pytest.raises(BadStudy, match="--workers"):
+        run_study(spec, tmp_path / "r", workers=Workers("2"))
