@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from mless.conditions.base import seeded
 from mless.conditions.repeat import filler_unit
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
@@ -351,6 +352,19 @@ def test_a_filler_of_several_tokens_is_repeated_and_cut(embedded: LoadedModel) -
     words = f"{condition.length} tokens, ' meaningless slashes' ({len(unit)} tokens) repeated, before-question"
     assert condition_words(condition_of("words", {**vars_of(known), "filler_ids": unit})) == words
     assert condition_words(with_filler_ids(embedded.tokenizer, [MLESS])[0]) == "7 × ' /', before-question"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6000))
+def test_natural_text_is_cut_from_the_whole_of_it(embedded: LoadedModel, seed: int, length: int) -> None:
+    """Only its beginning is encoded, which must not show."""
+    for tokenizer in (embedded.tokenizer, byte_level(), with_a_prefix()):
+        rng, whole = seeded(seed, "text", "q"), list[int]()
+        while len(whole) < length:
+            order = list(filler_sentences())
+            rng.shuffle(order)
+            whole += tokenizer(f" {' '.join(order)}", add_special_tokens=False).input_ids
+        assert filler_of(tokenizer, Condition("random", "text", None, length), seed=seed) == whole[:length]
 
 
 def vars_of(condition: Condition) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from mless import templates
@@ -188,11 +189,9 @@ def _assemble(
     ids = rendered.token_ids[:at] + filler + rendered.token_ids[at:]
     names = rendered.names[:at] + ("filler",) * len(filler) + rendered.names[at:]
     spans: list[Span] = []
-    for position, name in enumerate(names):
-        if spans and spans[-1].name == name:
-            spans[-1] = Span(name, spans[-1].start, position + 1)
-        else:
-            spans.append(Span(name, position, position + 1))
+    for name, run in groupby(names):
+        start = spans[-1].stop if spans else 0
+        spans.append(Span(name, start, start + len(list(run))))
     positions = condition.of_kind.positions(condition, len(ids), at)
     text = decoded(tokenizer, ids)
     prompt = Prompt(item.id, condition.name, ids, tuple(spans), text, positions, condition.hidden)

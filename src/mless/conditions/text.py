@@ -12,6 +12,9 @@ from mless.errors import BadPrompt
 if TYPE_CHECKING:
     from mless.values import Condition
 
+#: Tokens that are encoded beyond those that are used: what follows a token may change it, but not from so far away.
+_MARGIN = 32
+
 
 class Text(Kind):
     """Sentences in the item's own order; where they run out, again in another order."""
@@ -24,29 +27,42 @@ class Text(Kind):
     ) -> tuple[int, ...]:
         found: list[int] = []
         rounds = _rounds(sentences, seeded(seed, "text", item))
-        while len(found) < condition.length:
-            found += tokenizer(f" {next(rounds)}", add_special_tokens=False).input_ids
-        return tuple(found[: condition.length])
+        while (missing := condition.length - len(found)) > 0:
+            found += _first_ids(tokenizer, next(rounds), missing)
+        return tuple(found)
 
     def text(self, condition: Condition, *, item: str, seed: int, sentences: Sequence[str]) -> str:
         found: list[str] = []
         rounds = _rounds(sentences, seeded(seed, "text", item))
         while len(found) < condition.length:
-            found += next(rounds).split()
+            found += " ".join(next(rounds)).split()
         return " ".join(found[: condition.length])
 
     def words(self, condition: Condition) -> str:
         return f"{condition.length} tokens of natural text, {condition.placement}"
 
 
-def _rounds(sentences: Sequence[str], rng: random.Random) -> Iterator[str]:
+def _first_ids(tokenizer: Any, sentences: Sequence[str], count: int) -> list[int]:
+    """The first `count` ids of all sentences in a row, or all where they are fewer. No more of them is encoded than is needed."""
+    words, taken = 0, 0
+    while True:
+        while taken < len(sentences) and words < count + _MARGIN:
+            words += len(sentences[taken].split())
+            taken += 1
+        ids: list[int] = tokenizer(f" {' '.join(sentences[:taken])}", add_special_tokens=False).input_ids
+        if taken == len(sentences) or len(ids) >= count + _MARGIN:
+            return ids[:count]
+        words = len(ids)  # its tokens reach over words
+
+
+def _rounds(sentences: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
     """All sentences, shuffled again every time."""
     if not any(sentence.strip() for sentence in sentences):
         raise BadPrompt("natural-text filler needs sentences, and none were given")
     while True:
         order = list(sentences)
         rng.shuffle(order)
-        yield " ".join(order)
+        yield order
 
 
 TEXT = Text()
