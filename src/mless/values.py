@@ -410,6 +410,44 @@ def named_layers(numbers: Sequence[int]) -> str:
     return f"layer{'s' if len(set(numbers)) > 1 else ''} {format_numbers(numbers)}"
 
 
+#: Bytes of the units that people write memory in.
+_UNITS = {"B": 1} | {f"{letter}{tail}": base**power for power, letter in enumerate("KMGT", start=1) for tail, base in (("B", 1000), ("iB", 1024))}
+
+
+def parse_memory(text: str) -> dict[str, int | None]:
+    """``cuda:0=20GiB,cpu=60GiB,disk`` → bytes by device. A disk has no bound: that it is named allows its use."""
+    found: dict[str, int | None] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        device, sign, size = (one.strip() for one in part.partition("="))
+        amount = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?i?B)", size)
+        if device in found:
+            raise BadStudy(f"device memory names {device!r} twice; name each device once")
+        if device == "disk" and not sign:
+            found[device] = None
+        elif not re.fullmatch(r"cpu|cuda:\d{1,4}", device) or amount is None or amount[2] not in _UNITS:
+            raise BadStudy(
+                f"device memory is a size by device, as cuda:0=20GiB,cpu=60GiB (B, KB, KiB … TiB), and disk alone to allow it; got {shown(part)}"
+            )
+        else:
+            found[device] = int(float(amount[1]) * _UNITS[amount[2]])
+    return found
+
+
+def check_device_map(device_map: str | None, device: str, memory: str | None) -> dict[str, int | None] | None:
+    """The bounds of a device map; None where none is asked for. What contradicts it is refused."""
+    if device_map is None:
+        if memory is not None:
+            raise BadStudy("--device-memory bounds what --device-map auto places, and none is asked for; add --device-map auto")
+        return None
+    if device_map != "auto":
+        raise BadStudy(f"no device map {shown(device_map)}; there is: auto (bound it with --device-memory)")
+    if device not in ("auto", "cuda"):
+        raise BadStudy(
+            f"--device-map auto chooses devices, and --device {device} names one; leave one of them out (--device-memory bounds what each device takes)"
+        )
+    return parse_memory(memory or "")
+
+
 def pick_item(ids: Sequence[str], wanted: str, where: str) -> str:
     """An item's id by its number in the study (from 1) or by its id; `where` says in the error what holds the items."""
     if wanted.isdecimal() and 1 <= int(wanted) <= len(ids):

@@ -143,7 +143,8 @@ def watching(
     def attend(call: Call) -> Tensor:
         call.refuse_other_keys(call.query.shape[2])
         asked = call.layer in layers
-        which = filler if asked else nothing
+        # A spread model has layers on other devices than its input.
+        which = (filler if asked else nothing).to(call.query.device)
         found = attention_outputs(call.query, call.key, call.value, visible=call.mask, filler=which, **call.score)
         if asked:
             watcher(call, found)
@@ -275,7 +276,7 @@ def _sums_of(
     """In fp64 from here on: what is left of a displacement is a small difference of large sums."""
 
     def of(values: Tensor, row: int, at: Tensor) -> Tensor:
-        return values[row][heads][:, at].cpu().double()
+        return values[row][heads][:, at.to(values.device)].cpu().double()
 
     o, after, sigma = of(outputs.o, 0, here), of(outputs.o, -1, there), of(outputs.sigma, -1, there)
     log_z = of(outputs.log_z, -1, there)

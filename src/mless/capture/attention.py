@@ -162,7 +162,7 @@ class Recorder:
 
     def _seen_by(self, mask: Mask, q: Tensor, tokens: int) -> _Seen:
         """What a layer's queries see, and its yardstick; made once for all layers with the same mask."""
-        key = ("causal", q.shape[0], q.shape[2], tokens) if mask.plain_causal else id(mask)
+        key = ("causal", q.device, q.shape[0], q.shape[2], tokens) if mask.plain_causal else id(mask)
         if (found := self._seen.get(key)) is not None:
             return found
         rows, queries = q.shape[0], q.shape[2]

@@ -19,7 +19,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mas
 
 from mless import kernels
 from mless.errors import UnsupportedArchitecture
-from mless.models.seams import attention_modules, own_attention
+from mless.models.seams import attention_modules, own_attention, split_heads
 
 #: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
 _HARMLESS = frozenset(
@@ -39,6 +39,8 @@ class LazyMask:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
         self._whole: Tensor | None = None
+        self._device: torch.device | None = None
+        self._elsewhere: dict[torch.device, LazyMask] = {}
         self._windows: dict[int, LazyMask] = {}
         self._intervals: dict[torch.device, kernels.Intervals | None] = {}
         padding: Tensor | None = arguments.get("attention_mask")
@@ -65,7 +67,7 @@ class LazyMask:
         whole |= {"q_length": last - first, "q_offset": q_offset + first, "allow_is_causal_skip": False}
         block = sdpa_mask(**whole)
         assert block is not None  # only a skipped mask is None, and skipping is off
-        return block
+        return block if self._device is None else block.to(self._device)
 
     def windowed(self, size: int) -> LazyMask:
         """The same with a sliding window that the model's mask does not know of; one for all layers that ask."""
@@ -77,6 +79,7 @@ class LazyMask:
             else:
                 changed = {"mask_function": and_masks(base, window)}
             self._windows[size] = LazyMask({**self._arguments, **changed})
+            self._windows[size]._device = self._device
         return self._windows[size]
 
     def real(self, device: torch.device) -> Bool[Tensor, "batch queries"]:
@@ -97,8 +100,22 @@ class LazyMask:
         return self._intervals[device]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """MPT converts its mask to booleans; this one is boolean already."""
-        return self if args == (torch.bool,) else self.whole.to(*args, **kwargs)
+        """MPT converts its mask to booleans; this one is boolean already. A spread model's hooks send masks to each layer's device."""
+        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        if dtype not in (None, torch.bool):
+            return self.whole.to(*args, **kwargs)
+        return self if device is None else self._on(device)
+
+    def _on(self, device: torch.device) -> LazyMask:
+        """The same for a layer on another device, where its blocks are sent; one for all layers there."""
+        own: Tensor | None = self._arguments.get("attention_mask")
+        here = self._device or torch.device(self._arguments.get("device") or (own.device if own is not None else "cpu"))
+        if device == here or (device.type == here.type and None in (device.index, here.index)):
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = other = LazyMask(self._arguments)
+            other._device = device
+        return self._elsewhere[device]
 
     @property
     def whole(self) -> Tensor:
@@ -214,6 +231,7 @@ def attending(
     numbers: dict[int, list[int]] = {}
     for layer, module in attention_modules(model).items():
         numbers.setdefault(id(module), []).append(layer)
+    heads = _heads_of(model)
     # A weak reference: a layer's queries take much of a forward's memory.
     before: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
 
@@ -244,6 +262,8 @@ def attending(
             before[id(module)] = (weakref.ref(query), weakref.ref(key))
             turns.append(turns.pop(0))
         layer = turns[-1]
+        if query.shape[1] < heads:
+            raise split_heads(f"layer {layer} of {type(model).__name__}", query.shape[1], heads)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         mask, bias = mask_of(attention_mask, module, query, key)
         if window is not None:
@@ -272,6 +292,14 @@ def attending(
             yield
     finally:
         begins.remove()
+
+
+def _heads_of(model: nn.Module) -> int:
+    """The number of heads by the model's config; 0 where it says none."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None)
+    return heads if isinstance(heads, int) else 0
 
 
 def _refuse_unknown(module: nn.Module, dropout: float, others: Mapping[str, Any]) -> None:

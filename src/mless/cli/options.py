@@ -163,6 +163,21 @@ class ComputeOptions:
         StudyField(),
     ] = None
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …"), StudyField()] = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="auto: spread a model larger than one GPU over all GPUs and CPU memory (docs/usage.md)."
+        ),
+        StudyField(),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="The most that --device-map places on a device, as cuda:0=20GiB,cpu=60GiB; disk, without a size, allows layers to stay there.",
+        ),
+        StudyField(),
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Seed of everything random."), StudyField()] = None
 
 

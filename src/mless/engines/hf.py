@@ -42,6 +42,7 @@ from mless.engines.slots import (
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, first_line, is_out_of_memory
 from mless.gates import check_count
 from mless.models import LoadedModel
+from mless.models.placing import is_spread
 from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached
 from mless.values import ArmSettings
@@ -109,6 +110,7 @@ class HfEngine:
                 "--max-new-tokens, or leave the longest items out"
             )
         self._experts = has_experts(model.model)
+        self._spread = is_spread(model.model)
         self._layout = Layout()
         self._ends = _ends(model)
         self._cache = SlotCache(model.layers, self.length, self._layout)  # allocated by the first forward
@@ -171,7 +173,7 @@ class HfEngine:
             "decode": "graph-captured" if self._graph is not None else "eager",
             "dtype": model.dtype,
             "computing": model.computing(),
-            "device": model.device.type,
+            "device": model.kind,
             "device_name": torch.cuda.get_device_name(model.device)
             if model.device.type == "cuda"
             else torch.backends.cpu.get_cpu_capability(),
@@ -280,7 +282,8 @@ class HfEngine:
             self._forward()
         self._served = self._layout.served
         self._prefill.try_largest(self.length)
-        if device.type == "cuda":
+        # A spread model's hooks copy weights and inputs between devices, which no graph can record.
+        if device.type == "cuda" and not self._spread:
             self._capture()
 
     def _capture(self) -> None:

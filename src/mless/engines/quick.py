@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mless import kernels
 from mless.models import processor
+from mless.models.placing import is_spread
 
 _LOCK = threading.Lock()
 #: Sizes of the random numbers: a limit, an offset or a floor of the module would show at one of them.
@@ -76,6 +77,8 @@ def packed_products(model: nn.Module, rows: int) -> Replaced:
     Otherwise every product lays its weights out again, which takes as long as a small product. This needs a second copy of the weights, so
     large models are left out.
     """
+    if is_spread(model):
+        return []  # its weights are put into the modules anew for each forward
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not processor.here().computes("bfloat16"):
         return []

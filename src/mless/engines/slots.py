@@ -101,8 +101,8 @@ class SlotLayer(StaticLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.pair
-        at = self._layout.at
-        assert at is not None
+        assert self._layout.at is not None
+        at = self._layout.at.to(keys.device)
         if at.shape[1] == 1 and kernels.triton_serves(keys):
             from mless.kernels import decoding_triton
 
@@ -162,10 +162,12 @@ class SlotCache(Cache):
     def clear(self, rows: Sequence[int]) -> None:
         """Set rows to 0. Old values are masked, but a NaN would pass any mask."""
         pairs = self._pairs()
-        at = sent(list(rows), pairs[0][0].device)
+        at: dict[torch.device, Tensor] = {}
         for pair in pairs:
             for held in pair:
-                held.index_fill_(0, at, 0)
+                if held.device not in at:
+                    at[held.device] = sent(list(rows), held.device)
+                held.index_fill_(0, at[held.device], 0)
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         return [layer.pair for layer in self.slot_layers]
@@ -208,7 +210,8 @@ def _attention(
 
         if decoding_triton.attends(query, key, value, attention_mask):
             layout.served = "over the filled cache (own kernel), prefill by sdpa, memory-efficient"
-            return decoding_triton.attention(query, key, value, attention_mask, layout.at, scale), None
+            at = layout.at.to(key.device)
+            return decoding_triton.attention(query, key, value, attention_mask, at, scale), None
     if layout.filled:
         layout.served = "sdpa over the filled cache"
         parts = [

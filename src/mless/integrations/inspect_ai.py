@@ -61,7 +61,7 @@ class MlessAPI(_model.ModelAPI):
     """A model of mless's under a condition.
 
     Arguments (-M): `condition`, `filler`, `length`, `placement`, `condition_seed` and ARM's, as `arm_c`; `prompt` (auto, chat, raw), `dtype`,
-    `device`, `tokenizer`, `trust_remote_code`; `slots` and `context`, on which results depend.
+    `device`, `device_map`, `device_memory`, `tokenizer`, `trust_remote_code`; `slots` and `context`, on which results depend.
     """
 
     def __init__(
@@ -269,6 +269,8 @@ class _Asked:
     prompt: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
+    device_map: str | None = None
+    device_memory: str | None = None
     tokenizer: str | None = None
     trust_remote_code: bool = False
     slots: int | None = None
@@ -298,6 +300,8 @@ class _Worker:
             tokenizer=asked.tokenizer,
             dtype=asked.dtype,
             device=asked.device,
+            device_map=asked.device_map,
+            device_memory=asked.device_memory,
             head=True,
             trust_remote_code=asked.trust_remote_code,
         )

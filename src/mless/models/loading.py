@@ -10,9 +10,10 @@ import math
 import os
 import re
 import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,16 +26,15 @@ from torch import nn
 from mless import gates, limits
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture, first_line
 from mless.gates import shown
-from mless.models import gate, processor
+from mless.models import gate, placing, processor
 from mless.models.adapters import family_of
 from mless.models.hashing import hash_parts
 from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, counted, hash_memory, locate, silent
 from mless.models.quiet import quiet_transformers
-from mless.models.seams import among, attention_layers
+from mless.models.seams import among, attention_layers, check_heads
 from mless.models.widening import as_stored, keep_narrow
 from mless.values import numbers_of
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 #: Names outside the layers: the language-model head, and the norm that follows the last layer.
 _HEAD = re.compile(r"^(?:\w+\.){0,2}(?:lm_head|embed_out)\.|^output\.")
 _FINAL_NORM = re.compile(
@@ -91,13 +91,21 @@ class LoadedModel:
     bos: int | None = None
     stored: str | None = None
     why: str | None = None
+    #: Which of its parts lie where, of a model that was placed by a device map; `device` takes its input then.
+    placed: Mapping[str, str] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that computes. A spread model has no fused or recorded steps, so its last digits may differ."""
+        return f"{self.device.type}, spread" if placing.is_spread(self.model) else self.device.type
 
     def computing(self) -> dict[str, Any]:
         """What it computes in, for study.json."""
         kept = {"dtype": self.dtype, "weights": self.stored or self.dtype, "why": self.why}
         # Sums over other numbers of threads differ in their last bits.
         here = {"processor": processor.here().about(), "threads": torch.get_num_threads()}
-        return kept | (here if self.device.type == "cpu" else {})
+        placed = {"placed": dict(self.placed)} if self.placed is not None else {}
+        return kept | (here if self.device.type == "cpu" else {}) | placed
 
     def numbered(self, layers: object) -> list[int]:
         """Layers as a person may give them, of those that were loaded."""
@@ -186,6 +194,8 @@ def load(
     tokenizer: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    device_map: str | None = None,
+    device_memory: str | None = None,
     head: bool = False,
     trust_remote_code: bool = False,
     say: Say = silent,
@@ -195,6 +205,7 @@ def load(
 
     `layers` are numbered from 1, or a text as the command takes it (``"all"``, ``"1-3,7"``). With `head` the
     whole model is loaded, language-model head included, so that it can answer.
+    `device_map` "auto" spreads the layers over all GPUs, CPU memory and, if `device_memory` allows it, disk ("cuda:0=20GiB,cpu=60GiB,disk").
     `dtype` auto is bfloat16 on a GPU. On a CPU it is float32 up to a billion loaded parameters. Above that it is the checkpoint's own dtype
     where the processor has units for it. Otherwise weights stay as they are and are widened to float32 when used (docs/method.md). `say`
     gets messages about slow steps, `step` their progress (what, done, of how many).
@@ -210,9 +221,9 @@ def load(
     if head and layers is not None and max(asked) < described.layers:
         raise BadStudy(f"answers need every layer of {source.label}; leave --layers out")
     count = described.layers if head else max(asked)
-    place = _device(device)
+    place = placing.chosen(device, device_map, device_memory)
     tokens = load_tokenizer(source, tokenizer, config, trust_remote_code=trust_remote_code)
-    model, choice = _load_layers(described, count, dtype, place, head, trust_remote_code, say, step)
+    model, choice, on, placed = _load_layers(described, count, dtype, place, head, trust_remote_code, say, step)
     return LoadedModel(
         name=source.name,
         label=source.label,
@@ -223,7 +234,7 @@ def load(
         loaded_layers=count,
         heads=described.heads,
         context=described.context,
-        device=place,
+        device=on,
         dtype=str(model.dtype).removeprefix("torch."),
         fingerprint=fingerprint(source, count, head=head, step=step),
         tokenizer_fingerprint=_digest(
@@ -233,18 +244,8 @@ def load(
         bos=needed_bos(tokens, source, config)[0],
         stored=choice.stored,
         why=choice.why,
+        placed=placed,
     )
-
-
-def _device(asked: str) -> torch.device:
-    if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(asked)
-        torch.empty(1, device=device).item()  # the meta device has room but no numbers
-    except (RuntimeError, AssertionError) as fault:
-        raise BadStudy(f"no device {asked!r} on this machine ({first_line(fault)}); try --device cpu") from None
-    return device
 
 
 # ---- tokenizer -------------------------------------------------------------------------------------------------------
@@ -352,12 +353,12 @@ def _load_layers(
     described: Description,
     count: int,
     dtype: str,
-    device: torch.device,
+    place: placing.Place,
     head: bool,
     trust_remote_code: bool,
     say: Say,
     step: Step,
-) -> tuple[Any, processor.Choice]:
+) -> tuple[Any, processor.Choice, torch.device, Mapping[str, str] | None]:
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
     # transformers finds torchao's tensors by their saved names, so such a model is read whole and its decoder taken out.
@@ -365,9 +366,11 @@ def _load_layers(
     wanted = _wanted(weight_map, count, described.layers, head=whole_class)
     if not wanted:
         raise UnknownModel(f"{source.name!r}: its weights hold no tensor of a language model's layers; fetch it again")
-    _check_weights(source, wanted, config)
-    choice = _dtype(dtype, device, source, wanted, config)
-    slow = processor.warning(choice.compute) if device.type == "cpu" else None
+    tensors = _check_weights(source, wanted, config)
+    choice = _dtype(dtype, place.device, source, wanted, config)
+    if place.mapped and choice.widened:
+        choice = processor.as_it_is(choice.compute, choice.why)  # hooks put plain weights into the modules
+    slow = processor.warning(choice.compute) if place.device.type == "cpu" else None
     if slow is not None:
         say(f"{slow}; {_UNQUANTISED if choice.why == _QUANTISED else _WIDER}")
     kept = DTYPES[choice.compute]
@@ -383,9 +386,11 @@ def _load_layers(
         options["key_mapping"] = inner
     elif not whole_class and _text_class(config, whole_class):
         options["key_mapping"] = {r"^model\.": ""}
-    with tempfile.TemporaryDirectory(prefix="mless-") as view:
+    needed = placing.size(tensors, None if _quantised_by(config) else kept)
+    with ExitStack() as view:
         # A view of the checkpoint that names only what is needed; transformers then opens nothing else.
-        folder = Path(view)
+        folder = Path(view.enter_context(tempfile.TemporaryDirectory(prefix="mless-")))
+        options |= place.options(needed, folder, source.label)
         files = sorted(set(wanted.values()))
         for file in files:
             (folder / file).symlink_to(source.weight_file(file).resolve())
@@ -399,6 +404,8 @@ def _load_layers(
             (folder / "generation_config.json").symlink_to((source.folder / "generation_config.json").resolve())
         with as_stored() if choice.widened else nullcontext():
             model, info = _build(source, folder, options, whole_class, step)
+        if placing.is_spread(model):  # what lies on disk is read through the view
+            weakref.finalize(model.base_model, view.pop_all().close)
     if mismatched := sorted(info["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UnsupportedArchitecture(
@@ -414,16 +421,20 @@ def _load_layers(
         # The final norm belongs after the last layer; a cut model gives its last layer's hidden states as they are.
         for path in [path for path, _ in model.named_modules() if _FINAL_NORM.search(f"{path}.weight")]:
             model.set_submodule(path, nn.Identity())
+    check_heads(model, described.heads, source.name)
+    device, held = place.taken(model, needed, source.label) if place.mapped else (place.device, None)
+    if held is not None:
+        say(f"placed: {'; '.join(f'{parts} on {where}' for where, parts in held.items())}")
     if whole_class and not head:
         model = getattr(model, model.base_model_prefix)
-    model = model.eval().to(device)
+    model = model.eval() if placing.is_spread(model) else model.eval().to(device)
     if choice.widened:
         keep_narrow(model)
-    return model, choice
+    return model, choice, device, held
 
 
-def _check_weights(source: Source, wanted: dict[str, str], config: Any) -> None:
-    """Every header that will be read is right, names what the index says, and is as wide as the config says."""
+def _check_weights(source: Source, wanted: dict[str, str], config: Any) -> dict[str, Any]:
+    """The headers of what will be read: they are right, name what the index says, and are as wide as the config says."""
     tensors: dict[str, Any] = {}
     for file in sorted(set(wanted.values())):
         tensors |= _header(source, file)[0]
@@ -432,6 +443,7 @@ def _check_weights(source: Source, wanted: dict[str, str], config: Any) -> None:
             f"{source.name!r}: its index names {len(absent)} tensors that its files do not hold ({shown(absent[0])}); fetch it again"
         )
     gate.check_widths(config, tensors, source.name, packed=_quantised_by(config) is not None)
+    return {key: tensors[key] for key in wanted}
 
 
 def _quantised_by(config: Any) -> str | None:
@@ -508,7 +520,7 @@ def _wanted(weight_map: dict[str, str], count: int, full: int, *, head: bool = F
             return head
         if many_modal and not re.match(_TEXT_PART, key):
             return False  # the picture and sound towers
-        layer = _LAYER.search(key)
+        layer = placing.LAYER.search(key)
         if layer is None:
             return count == full or not _FINAL_NORM.search(key)
         return int(layer[1]) < count

@@ -15,6 +15,8 @@ Count = Callable[[int, int], None]
 @contextmanager
 def quiet_transformers(weights: Count | None = None) -> Generator[None]:
     """`weights` is called for every weight loaded from a checkpoint, instead of transformers' progress bar."""
+    from logging import ERROR, getLogger
+
     from transformers.utils import logging
 
     def in_place_of_a_bar(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -26,9 +28,14 @@ def quiet_transformers(weights: Count | None = None) -> Generator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hook = logging.set_tqdm_hook(in_place_of_a_bar)
+    # It says that a spread model's weights are elsewhere; where they are is recorded.
+    hooks = getLogger("accelerate.big_modeling")
+    hooks_level = hooks.level
+    hooks.setLevel(ERROR)
     try:
         yield
     finally:
+        hooks.setLevel(hooks_level)
         logging.set_tqdm_hook(hook)
         logging.set_verbosity(level)
         if bar:

@@ -57,6 +57,32 @@ def attends(module: nn.Module) -> bool:
     return (registered(module) and "Cross" not in type(module).__name__) or own_of(module) is not None
 
 
+def check_heads(model: nn.Module, heads: int, name: str) -> None:
+    """Refuse a model whose attention shows fewer heads than its config: parts of it are in other processes (tensor parallel)."""
+    for path, module in model.named_modules():
+        shown = _shown_heads(module) if attends(module) else None
+        if shown is not None and shown < heads:
+            raise split_heads(f"{name!r}: {path}", shown, heads)
+
+
+def split_heads(where: str, shown: int, heads: int) -> UnsupportedArchitecture:
+    return UnsupportedArchitecture(
+        f"{where} shows {shown} heads, and the config says {heads}: the others may be in other processes (tensor parallel), so they would be left out "
+        "silently; load the model whole, as mless.load(…, device_map=\"auto\") does"
+    )
+
+
+def _shown_heads(module: nn.Module) -> int | None:
+    """The fewest heads that the module's own counts and its query weights speak of; None where they say nothing."""
+    counts = [getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_heads", "n_head")]
+    found = [one for one in counts if isinstance(one, int)]
+    query, width = getattr(module, "q_proj", None), getattr(module, "head_dim", None)
+    # Quantised weights may be packed, and then have other shapes.
+    if isinstance(query, nn.Linear) and isinstance(width, int) and width > 0 and query.weight.is_floating_point():
+        found.append(query.weight.shape[0] // width)
+    return min(found, default=None)
+
+
 def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
     """The decoder's softmax attention modules by layer, numbered from 1. Other layers of a hybrid model are not among them.
 
@@ -120,20 +146,26 @@ def own_attention(model: nn.Module, attention: Callable[..., Any], mask: Callabl
         _PLACES[model] = (configs_of(model), rows)
     configs, rows = _PLACES[model]
     before = {key: config._attn_implementation for key, config in configs.items()}
-    replaced: list[tuple[nn.Module, str]] = []
+    replaced: list[tuple[nn.Module, str, Any]] = []
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, mask)
     try:
         for config in configs.values():
             config._attn_implementation = name
         for module, own in rows:
-            if own.method not in vars(module):
-                setattr(module, own.method, partial(own.function, attention, module))
-                replaced.append((module, own.method))
+            # accelerate's hooks are in a forward of the module's own, which calls this one.
+            hooked = own.method == "forward" and hasattr(module, "_hf_hook")
+            method = "_old_forward" if hooked else own.method
+            if hooked or method not in vars(module):
+                replaced.append((module, method, vars(module).get(method)))
+                setattr(module, method, partial(own.function, attention, module))
         yield
     finally:
-        for module, method in replaced:
-            delattr(module, method)
+        for module, method, before_us in replaced:
+            if before_us is None:
+                delattr(module, method)
+            else:
+                setattr(module, method, before_us)
         for key, config in configs.items():
             config._attn_implementation = before[key]
         # The registries offer no way to take a global name out again.

@@ -294,7 +294,7 @@ class Measurement:
         if not bench.has_model:
             return found
         grouped = {} if bench.spec.batch_size else {"group tokens in use": str(bench.group_tokens)}
-        return {**found, **grouped, "dtype in use": bench.model.dtype, "kind of device": bench.model.device.type}
+        return {**found, **grouped, "dtype in use": bench.model.dtype, "kind of device": bench.model.kind}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         """Called where units are missing: check the instrument. The result is added to the identity."""

@@ -33,6 +33,9 @@ OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "fli
 #: What leads to the items; the items themselves are compared.
 _SELECTING = ("data", "question_field", "answer_field", "limit", "only")
 
+#: What leads to where the layers lie; whether they are spread is compared once the model is loaded (`LoadedModel.kind`).
+_PLACING = ("device_map", "device_memory")
+
 
 def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"
@@ -52,9 +55,9 @@ def unit_name(condition: str, number: int) -> str:
 def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -> Path:
     """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file add a short digest.
 
-    Analysis-only fields (`judged_by`) do not change the name. So a run with another margin or primary condition finds its stored numbers.
+    Analysis-only fields (`judged_by`) do not change the name, nor how much memory a device gives. So a run with another margin or primary condition finds its stored numbers.
     """
-    left_out = ("model", "figure", "title", "primary", *judged_by)
+    left_out = ("model", "figure", "title", "primary", "device_memory", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
     if accuracy := changed.pop("accuracy", None):
         written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
@@ -75,7 +78,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", *_SELECTING, "figure", "accuracy", "primary")
+        if key not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "primary")
     }
     if spec.group_tokens is None:
         del fields["group_tokens"]  # what is then used is known once the model is loaded

@@ -62,6 +62,10 @@ def run_job(job: Job) -> Outcome:
         raise BadStudy(
             "--workers shares out what a model computes, but this study's answers come from a server or a script; leave --workers out"
         )
+    if job.spec.device_map is not None:
+        raise BadStudy(
+            "--device-map spreads one model over all GPUs, but --workers gives each worker a model on one GPU; leave one of them out"
+        )
     return _shared(measurement, job, job.workers)
 
 

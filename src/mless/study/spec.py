@@ -33,6 +33,7 @@ from mless.values import (
     Item,
     Placement,
     arm_settings,
+    check_device_map,
     pick_item,
 )
 
@@ -330,6 +331,8 @@ class StudySpec(BaseModel):
     group_tokens: Length | None = Field(default=None, ge=1, description=_GROUPS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
+    device_map: Literal["auto"] | None = None  # layers over all GPUs, CPU memory and disk; on one device unless given
+    device_memory: Name | None = None  # its bounds, as cuda:0=20GiB,cpu=60GiB,disk
     margins: MarginTable = MarginTable()
     flips: Annotated[int, _at_most(limits.FLIPS)] = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
@@ -358,6 +361,20 @@ class StudySpec(BaseModel):
         if self.measures is not None:
             return self.measures
         return next((name for name in _WITH_A_TABLE if getattr(self, name) is not None), "attention")
+
+    @model_validator(mode="after")
+    def _can_be_placed(self) -> StudySpec:
+        try:
+            check_device_map(self.device_map, self.device, self.device_memory)
+        except BadStudy as fault:
+            raise ValueError(str(fault)) from None
+        engine = self.accuracy.engine if self.accuracy is not None and self.device_map is not None else "hf"
+        if not ENGINES.get(engine).needs_loaded:
+            own = "divides it by --set accuracy.tensor_parallel=N" if engine == "vllm" else "is given no weights"
+            raise ValueError(
+                f"--device-map places what mless loads itself, and the engine {engine} {own}; leave --device-map out, or use --engine hf"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tunes_by_answers(self) -> StudySpec:

@@ -72,6 +72,8 @@ class Subject:
             tokenizer=spec.tokenizer,
             dtype=dtype or spec.dtype,
             device=spec.device,
+            device_map=spec.device_map,
+            device_memory=spec.device_memory,
             head=head,
             trust_remote_code=self._trust,
             say=progress.say,

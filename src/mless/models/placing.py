@@ -1,0 +1,177 @@
+"""Where a model's weights lie: on one device, or its layers over GPUs, CPU memory and disk by transformers' own dispatch.
+
+Dispatch means accelerate's hooks. A layer in CPU memory or on disk is computed on a GPU all the same: its weights are copied there for each
+forward and dropped afterwards. Outside of a forward such weights are on the device `meta` and have no numbers. Without a GPU the CPU
+computes, and layers may lie on disk.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mless.errors import BadStudy, first_line
+from mless.values import check_device_map, named_layers
+
+#: A layer's number in the name of a weight.
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+#: Of memory that is free and not bounded by the user, this share may hold weights. transformers takes the same.
+_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is to go. `bounds` are bytes by device (None: as much as there is) where its layers may be spread; else it is None."""
+
+    device: torch.device
+    bounds: Mapping[str, int | None] | None = None
+
+    @property
+    def mapped(self) -> bool:
+        return self.bounds is not None
+
+    def options(self, needed: int, folder: Path, label: str) -> dict[str, Any]:
+        """What `from_pretrained` is told, for weights of so many bytes; weights that are too many for all bounds are refused at once."""
+        if self.bounds is None:
+            return {}
+        room = _room(self.bounds)
+        if "disk" not in self.bounds and needed > sum(room.values()):
+            raise _too_large(label, needed, room)
+        given = {int(name.removeprefix("cuda:")) if ":" in name else name: size for name, size in room.items()}
+        # Weights that transformers has to convert are written there if they stay on disk.
+        return {"device_map": "auto", "max_memory": given, "offload_folder": str(folder / "converted")}
+
+    def taken(self, model: nn.Module, needed: int, label: str) -> tuple[torch.device, dict[str, str]]:
+        """The device that takes a loaded model's input, and which of its parts lie where."""
+        assert self.bounds is not None
+        device, held = _main_device(model), _held(model)
+        if "disk" in held and "disk" not in self.bounds:
+            raise _too_large(label, needed, _room(self.bounds))
+        if device.type != self.device.type:
+            raise BadStudy(
+                f"--device-map auto: nothing of {label} fits into the GPU memory that it may take "
+                f"({_shown(_room(self.bounds))}); allow more with --device-memory, or use --device cpu"
+            )
+        return device, held
+
+
+def chosen(device: str, device_map: str | None, memory: str | None) -> Place:
+    """The place for what was asked; what contradicts itself, or is not there, is refused."""
+    bounds = check_device_map(device_map, device, memory)
+    place = _device(device)
+    if bounds is None:
+        return Place(place)
+    there = [*(f"cuda:{number}" for number in range(torch.cuda.device_count())), "cpu", "disk"]
+    if missing := [name for name in bounds if name not in there]:
+        raise BadStudy(f"--device-memory names {missing[0]!r}, but this machine has {', '.join(there)}")
+    _require_accelerate()
+    return Place(place, bounds)
+
+
+def size(tensors: Mapping[str, Any], kept: torch.dtype | None) -> int:
+    """The bytes that weights take in memory, by their files' headers: in the dtype `kept`, or as stored."""
+    stored = (one["data_offsets"] for one in tensors.values())
+    if kept is None:
+        return sum(last - first for first, last in stored)
+    return sum(math.prod(one["shape"]) for one in tensors.values()) * kept.itemsize
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether accelerate's hooks move inputs or weights of the model between devices."""
+    return any(hasattr(module, "_hf_hook") for module in model.modules())
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+        torch.empty(1, device=device).item()  # the meta device has room but no numbers
+    except (RuntimeError, AssertionError) as fault:
+        raise BadStudy(f"no device {asked!r} on this machine ({first_line(fault)}); try --device cpu") from None
+    return device
+
+
+def _require_accelerate() -> None:
+    try:
+        import accelerate as _  # noqa: F401
+    except ImportError as fault:
+        raise BadStudy(
+            f"--device-map needs accelerate ({first_line(fault)}): pip install accelerate, or leave --device-map out"
+        ) from None
+
+
+def _room(bounds: Mapping[str, int | None]) -> dict[str, int]:
+    """Bytes that weights may take, by device: as bounded, else most of what is free. GPUs come first, so that they are filled first."""
+    import psutil
+
+    room: dict[str, int] = {}
+    for number in range(torch.cuda.device_count()):
+        name = f"cuda:{number}"
+        # What torch holds and does not use is free too.
+        unused = torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
+        free = torch.cuda.mem_get_info(number)[0] + unused
+        bound = bounds.get(name)
+        room[name] = int(free * _SHARE) if bound is None else min(bound, free)
+    bound = bounds.get("cpu")
+    free = psutil.virtual_memory().available
+    room["cpu"] = int(free * _SHARE) if bound is None else min(bound, free)
+    return room
+
+
+def _shown(room: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in room.items())
+
+
+def _too_large(label: str, needed: int, room: Mapping[str, int]) -> BadStudy:
+    return BadStudy(
+        f"{label} does not fit even so: its weights take {needed / 2**30:.3g} GiB, whole layers at a time, and there are {_shown(room)} for them "
+        "(room for one layer more is kept where layers are copied to); allow more with --device-memory, load fewer layers with --layers, or add "
+        "disk to --device-memory: layers then stay in the checkpoint's files and are read for each forward, which is slow"
+    )
+
+
+def _main_device(model: nn.Module) -> torch.device:
+    """Where the input goes: the hook of the whole model says it. A model without hooks is on one device."""
+    hook = getattr(model, "_hf_hook", None)
+    if hook is None:
+        return next(model.parameters()).device
+    device = hook.execution_device
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def _held(model: nn.Module) -> dict[str, str]:
+    """The model's parts by where they lie, in words: ``{"cuda:0": "embed_tokens, layers 1–4", "cpu": "layers 5–8, norm"}``."""
+    layers: dict[str, set[int]] = {}
+    others: dict[str, dict[str, None]] = {}
+    for name, device in _places(model):
+        if (layer := LAYER.search(name)) is not None:
+            layers.setdefault(device, set()).add(int(layer[1]) + 1)
+        else:
+            others.setdefault(device, {})[name.rpartition(".")[0].rpartition(".")[2]] = None
+    return {
+        device: ", ".join(
+            [*([named_layers(sorted(layers[device]))] if device in layers else []), *filter(None, others.get(device, {}))]
+        )
+        for device in dict.fromkeys([*layers, *others])
+    }
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Where each weight lies when no forward runs."""
+    placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if placed is None:
+            yield name, str(weight.device)
+            continue
+        # The longest name wins: a layer's entry counts before its list's.
+        owner = max((one for one in placed if not one or name == one or name.startswith(f"{one}.")), key=len)
+        device = placed[owner]
+        yield name, f"cuda:{device}" if isinstance(device, int) else str(device)
