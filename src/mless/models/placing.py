@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from mless.errors import BadStudy, first_line
+from mless.errors import BadStudy, UnsupportedArchitecture, first_line
 from mless.values import check_device_map, named_layers
 
 #: A layer's number in the name of a weight.
@@ -59,6 +61,8 @@ class Place:
                 f"--device-map auto: nothing of {label} fits into the GPU memory that it may take "
                 f"({_shown(_room(self.bounds))}); allow more with --device-memory, or use --device cpu"
             )
+        if is_spread(model):
+            _try_out(model, device, label)
         return device, held
 
 
@@ -97,6 +101,41 @@ def _device(asked: str) -> torch.device:
     except (RuntimeError, AssertionError) as fault:
         raise BadStudy(f"no device {asked!r} on this machine ({first_line(fault)}); try --device cpu") from None
     return device
+
+
+def _try_out(model: nn.Module, device: torch.device, label: str) -> None:
+    """Run one token. Some families use a module's weights without calling it, and then no hook brings them in.
+
+    torch computes with such weights, and where their result only chooses experts it is lost without an error. So each use is refused.
+    """
+    try:
+        with torch.inference_mode(), _WithNumbers():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
+    except _WithoutNumbers as fault:
+        raise UnsupportedArchitecture(
+            f"{label}: its code uses weights past the hooks that bring them in from CPU memory or disk (in {fault}); it can be spread over GPUs "
+            "only: allow more with --device-memory"
+        ) from None
+
+
+#: What the hooks themselves do with such tensors; it computes nothing.
+_MOVES = (torch.ops.aten.to, torch.ops.aten._to_copy, torch.ops.aten.detach)
+
+
+class _WithoutNumbers(Exception):
+    """A weight that is elsewhere was used."""
+
+
+class _WithNumbers(TorchDispatchMode):
+    """Refuses to compute with tensors that have no numbers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        used = (one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor))
+        if func.overloadpacket not in _MOVES and any(one.is_meta for one in used):
+            raise _WithoutNumbers(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def _require_accelerate() -> None:
@@ -155,10 +194,12 @@ def _held(model: nn.Module) -> dict[str, str]:
         if (layer := LAYER.search(name)) is not None:
             layers.setdefault(device, set()).add(int(layer[1]) + 1)
         else:
-            others.setdefault(device, {})[name.rpartition(".")[0].rpartition(".")[2]] = None
+            # The module's name: not the weight's, nor its number in a list.
+            parts = [part for part in name.split(".")[:-1] if not part.isdecimal()]
+            others.setdefault(device, {})[parts[-1] if parts else name] = None
     return {
         device: ", ".join(
-            [*([named_layers(sorted(layers[device]))] if device in layers else []), *filter(None, others.get(device, {}))]
+            [*([named_layers(sorted(layers[device]))] if device in layers else []), *others.get(device, {})]
         )
         for device in dict.fromkeys([*layers, *others])
     }
