@@ -411,7 +411,11 @@ def named_layers(numbers: Sequence[int]) -> str:
 
 
 #: Bytes of the units that people write memory in.
-_UNITS = {"B": 1} | {f"{letter}{tail}": base**power for power, letter in enumerate("KMGT", start=1) for tail, base in (("B", 1000), ("iB", 1024))}
+_UNITS = {"B": 1} | {
+    f"{letter}{tail}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for tail, base in (("B", 1000), ("iB", 1024))
+}
 
 
 def parse_memory(text: str) -> dict[str, int | None]:
@@ -437,7 +441,9 @@ def check_device_map(device_map: str | None, device: str, memory: str | None) ->
     """The bounds of a device map; None where none is asked for. What contradicts it is refused."""
     if device_map is None:
         if memory is not None:
-            raise BadStudy("--device-memory bounds what --device-map auto places, and none is asked for; add --device-map auto")
+            raise BadStudy(
+                "--device-memory bounds what --device-map auto places, and none is asked for; add --device-map auto"
+            )
         return None
     if device_map != "auto":
         raise BadStudy(f"no device map {shown(device_map)}; there is: auto (bound it with --device-memory)")

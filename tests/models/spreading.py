@@ -23,7 +23,12 @@ LAYERS = 6
 EVERY = list(range(1, LAYERS + 1))
 ARM: dict[str, Any] = {"c": 0.5, "layers": [2, 5]}
 _QUESTIONS = ["What is 2 plus 3?", "A farmer has 12 apples and 3 pears.", "How many boats are in the harbour?"]
-_SIZES = {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS, "hidden_size": 128, "intermediate_size": 192}
+_SIZES = {
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["full_attention"] * LAYERS,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+}
 
 
 def save_deep(folder: Path, family: str = "qwen2", **changes: Any) -> Path:
@@ -33,7 +38,9 @@ def save_deep(folder: Path, family: str = "qwen2", **changes: Any) -> Path:
 
 def in_half(folder: Path, device: str, rest: str, **how: Any) -> LoadedModel:
     """The model with the first half of its layers on `device` and the others on `rest`, by a bound on the memory of `device`."""
-    layer = sum(weight.nbytes for weight in mless.load(str(folder), layers=1, dtype="float32").model.layers.parameters())
+    layer = sum(
+        weight.nbytes for weight in mless.load(str(folder), layers=1, dtype="float32").model.layers.parameters()
+    )
     most = f",{rest}" if rest == "disk" else ""
     for quarters in range(2 * LAYERS, 8 * LAYERS):
         how |= {"device_map": "auto", "device_memory": f"{device}={quarters * layer // 4}B{most}", "dtype": "float32"}
@@ -42,7 +49,10 @@ def in_half(folder: Path, device: str, rest: str, **how: Any) -> LoadedModel:
         except BadStudy:
             continue  # nothing fits there yet
         placed = model.placed or {}
-        if f"layers 1–{LAYERS // 2}," in f"{placed.get(device)}," and f"layers {LAYERS // 2 + 1}–{LAYERS}" in placed.get(rest, ""):
+        if (
+            f"layers 1–{LAYERS // 2}," in f"{placed.get(device)},"
+            and f"layers {LAYERS // 2 + 1}–{LAYERS}" in placed.get(rest, "")
+        ):
             return model
     raise AssertionError("no bound divides the layers in half")
 

@@ -140,7 +140,15 @@ STUDIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_has_the_same_tables_and_records_where_layers_are(folder: Path, tmp_path: Path, study: str) -> None:
     changes, tables = STUDIES[study]
-    changes = {"model": str(folder), "limit": 3, "length": 5, "prompt": "raw", "system": "a", "arm.layers": [2, 5], **changes}
+    changes = {
+        "model": str(folder),
+        "limit": 3,
+        "length": 5,
+        "prompt": "raw",
+        "system": "a",
+        "arm.layers": [2, 5],
+        **changes,
+    }
     size = sum(weight.nbytes for weight in load(str(folder)).model.parameters())
     there = {"device_map": "auto", "device_memory": f"cpu={size * 3 // 5}B,disk"}
     whole = run_study(load_study(study, changes), tmp_path / "whole").folder
@@ -172,7 +180,14 @@ def test_other_bounds_go_on_and_a_model_on_one_device_does_not(folder: Path, tmp
     size = sum(weight.nbytes for weight in load(str(folder)).model.parameters())
 
     def run(limit: int, **there: Any) -> mless.Outcome:
-        changes = {"model": str(folder), "limit": limit, "length": 5, "prompt": "raw", "conditions": "none,mless", **there}
+        changes = {
+            "model": str(folder),
+            "limit": limit,
+            "length": 5,
+            "prompt": "raw",
+            "conditions": "none,mless",
+            **there,
+        }
         return run_study(load_study("quick", changes), tmp_path / "r")
 
     first = run(3, device_map="auto", device_memory=f"cpu={size * 3 // 5}B,disk")

@@ -110,7 +110,7 @@ class LazyMask:
         """The same for a layer on another device, where its blocks are sent; one for all layers there."""
         own: Tensor | None = self._arguments.get("attention_mask")
         here = self._device or torch.device(self._arguments.get("device") or (own.device if own is not None else "cpu"))
-        if device == here or (device.type == here.type and None in (device.index, here.index)):
+        if device == here:
             return self
         if device not in self._elsewhere:
             self._elsewhere[device] = other = LazyMask(self._arguments)

@@ -165,9 +165,7 @@ class ComputeOptions:
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, …"), StudyField()] = None
     device_map: Annotated[
         str | None,
-        typer.Option(
-            help="auto: spread a model larger than one GPU over all GPUs and CPU memory (docs/usage.md)."
-        ),
+        typer.Option(help="auto: spread a model larger than one GPU over all GPUs and CPU memory (docs/usage.md)."),
         StudyField(),
     ] = None
     device_memory: Annotated[

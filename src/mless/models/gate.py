@@ -378,3 +378,9 @@ def read_notes(folder: Path) -> dict[str, Any] | None:
     if not isinstance(name, str | None) or not all(isinstance(one, int | float) for one in numbers):
         return None
     return cast("dict[str, Any]", notes)
+
+
+def quantised_by(config: Any) -> str | None:
+    """The method by which the checkpoint is quantised; None where it is not."""
+    settings = getattr(config, "quantization_config", None) or {}
+    return settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)

@@ -362,7 +362,7 @@ def _load_layers(
     source, config = described.source, copy.deepcopy(described.config)
     weight_map = _weight_map(source)
     # transformers finds torchao's tensors by their saved names, so such a model is read whole and its decoder taken out.
-    whole_class = head or _quantised_by(config) == "torchao"
+    whole_class = head or gate.quantised_by(config) == "torchao"
     wanted = _wanted(weight_map, count, described.layers, head=whole_class)
     if not wanted:
         raise UnknownModel(f"{source.name!r}: its weights hold no tensor of a language model's layers; fetch it again")
@@ -386,7 +386,7 @@ def _load_layers(
         options["key_mapping"] = inner
     elif not whole_class and _text_class(config, whole_class):
         options["key_mapping"] = {r"^model\.": ""}
-    needed = placing.size(tensors, None if _quantised_by(config) else kept)
+    needed = placing.size(tensors, None if gate.quantised_by(config) else kept)
     with ExitStack() as view:
         # A view of the checkpoint that names only what is needed; transformers then opens nothing else.
         folder = Path(view.enter_context(tempfile.TemporaryDirectory(prefix="mless-")))
@@ -422,9 +422,7 @@ def _load_layers(
         for path in [path for path, _ in model.named_modules() if _FINAL_NORM.search(f"{path}.weight")]:
             model.set_submodule(path, nn.Identity())
     check_heads(model, described.heads, source.name)
-    device, held = place.taken(model, needed, source.label) if place.mapped else (place.device, None)
-    if held is not None:
-        say(f"placed: {'; '.join(f'{parts} on {where}' for where, parts in held.items())}")
+    device, held = place.taken(model, needed, source.label, say) if place.mapped else (place.device, None)
     if whole_class and not head:
         model = getattr(model, model.base_model_prefix)
     model = model.eval() if placing.is_spread(model) else model.eval().to(device)
@@ -442,13 +440,8 @@ def _check_weights(source: Source, wanted: dict[str, str], config: Any) -> dict[
         raise UnknownModel(
             f"{source.name!r}: its index names {len(absent)} tensors that its files do not hold ({shown(absent[0])}); fetch it again"
         )
-    gate.check_widths(config, tensors, source.name, packed=_quantised_by(config) is not None)
+    gate.check_widths(config, tensors, source.name, packed=gate.quantised_by(config) is not None)
     return {key: tensors[key] for key in wanted}
-
-
-def _quantised_by(config: Any) -> str | None:
-    settings = getattr(config, "quantization_config", None) or {}
-    return settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
 
 
 def _build(source: Source, folder: Path, options: dict[str, Any], head: bool, step: Step) -> tuple[Any, dict[str, Any]]:
@@ -543,7 +536,7 @@ def _cut(config: Any, count: int) -> None:
 def _dtype(asked: str, device: torch.device, source: Source, wanted: dict[str, str], config: Any) -> processor.Choice:
     if asked != "auto" and asked not in DTYPES:
         raise BadStudy(f"no dtype {asked!r}; there are: auto, {', '.join(DTYPES)}")
-    if asked == "auto" and _quantised_by(config) and config.dtype in DTYPES.values():
+    if asked == "auto" and gate.quantised_by(config) and config.dtype in DTYPES.values():
         return processor.as_it_is(str(config.dtype).removeprefix("torch."), _QUANTISED)
     if asked == "auto" and device.type != "cpu":
         return processor.as_it_is("bfloat16", "on a GPU")

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mless.errors import BadStudy, UnsupportedArchitecture, first_line
+from mless.models.locating import Say, silent
 from mless.values import check_device_map, named_layers
 
 #: A layer's number in the name of a weight.
@@ -50,7 +51,9 @@ class Place:
         # Weights that transformers has to convert are written there if they stay on disk.
         return {"device_map": "auto", "max_memory": given, "offload_folder": str(folder / "converted")}
 
-    def taken(self, model: nn.Module, needed: int, label: str) -> tuple[torch.device, dict[str, str]]:
+    def taken(
+        self, model: nn.Module, needed: int, label: str, say: Say = silent
+    ) -> tuple[torch.device, dict[str, str]]:
         """The device that takes a loaded model's input, and which of its parts lie where."""
         assert self.bounds is not None
         device, held = _main_device(model), _held(model)
@@ -63,6 +66,7 @@ class Place:
             )
         if is_spread(model):
             _try_out(model, device, label)
+        say(f"placed: {'; '.join(f'{parts} on {where}' for where, parts in held.items())}")
         return device, held
 
 

@@ -68,7 +68,7 @@ def check_heads(model: nn.Module, heads: int, name: str) -> None:
 def split_heads(where: str, shown: int, heads: int) -> UnsupportedArchitecture:
     return UnsupportedArchitecture(
         f"{where} shows {shown} heads, and the config says {heads}: the others may be in other processes (tensor parallel), so they would be left out "
-        "silently; load the model whole, as mless.load(…, device_map=\"auto\") does"
+        'silently; load the model whole, as mless.load(…, device_map="auto") does'
     )
 
 

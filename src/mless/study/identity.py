@@ -55,7 +55,8 @@ def unit_name(condition: str, number: int) -> str:
 def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -> Path:
     """``results/quick-SmolLM2-135M-Instruct``; fields changed from the study's own file add a short digest.
 
-    Analysis-only fields (`judged_by`) do not change the name, nor how much memory a device gives. So a run with another margin or primary condition finds its stored numbers.
+    Analysis-only fields (`judged_by`) do not change the name, nor how much memory a device gives. So a run with another margin or primary
+    condition finds its stored numbers.
     """
     left_out = ("model", "figure", "title", "primary", "device_memory", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
