@@ -65,6 +65,7 @@ THREADS = _limit(
     "threads", 4_096, "threads", "no machine has more cores, and OpenMP crashes where it cannot start them"
 )
 ROWS_AT_ONCE = _limit("rows-at-once", 65_536, "rows", "they share one device's memory")
+GPUS = _limit("gpus", 1_024, "GPUs", "a layer has fewer heads to divide among them")
 CONNECTIONS = _limit("connections", 1_024, "connections", "each is an open socket")
 SECONDS = _limit("timeout", 86_400, "seconds", "a day")
 RETRIES = _limit("retries", 1_000, "retries", "each waits longer than the one before")

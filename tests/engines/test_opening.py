@@ -52,6 +52,7 @@ def test_what_each_engine_says_of_itself() -> None:
     assert [name for name, one in said.items() if one.needs_weights] == ["hf", "vllm"]
     assert [name for name, one in said.items() if one.needs_loaded] == ["hf"]
     assert [name for name, one in said.items() if one.takes_arm] == ["hf", "vllm", "scripted"]
+    assert [name for name, one in said.items() if one.takes_tensor_parallel] == ["vllm"]
     assert [name for name, one in said.items() if one.takes_text] == ["openai", "scripted"]
     assert [name for name, one in said.items() if "tensor" not in one.arm_scopes] == ["hf", "vllm"]
 
@@ -106,8 +107,19 @@ def test_the_vllm_engine_is_given_the_whole_model(tmp_path: Path, monkeypatch: p
     vllm.opened(given)
     assert seen == {
         "folder": tmp_path, "tokenizer": None, "dtype": "float32", "max_model_len": 12, "seed": 4, "batch_invariant": False, "arm": True,
-        "say": given.say,
+        "tensor_parallel": 1, "say": given.say,
     }  # fmt: skip
+    object.__setattr__(given, "settings", AccuracyTable(engine="vllm", tensor_parallel=4))
+    vllm.opened(given)
+    assert seen["tensor_parallel"] == 4
+
+
+@pytest.mark.parametrize("engine", ["hf", "scripted"])
+def test_tensor_parallel_is_refused_where_an_engine_divides_nothing(engine: str) -> None:
+    with pytest.raises(BadStudy, match=rf"the engine {engine} does not; use --engine vllm.*--device-map auto"):
+        mless.load_study(
+            "accuracy", {"accuracy.engine": engine, "accuracy.script": "s.json", "accuracy.tensor_parallel": 2}
+        )
 
 
 def test_an_engine_from_outside(outside: Outside) -> None:

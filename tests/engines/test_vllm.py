@@ -19,8 +19,10 @@ from mless.engines.vllm import VllmEngine
 from mless.errors import BadStudy, EngineFault, MlessError
 from mless.models import locate
 from mless.prompting import build_prompts
+from mless.results.folder import ResultFolder
 from mless.tasks import arithmetic
 from mless.values import ArmSettings, Condition
+from models.tiny_models import save_model
 
 
 def needs_vllm(test: Callable[..., None]) -> Callable[..., None]:
@@ -68,6 +70,11 @@ def test_arm_over_several_processes_or_tokens_is_refused_by_name(parallel: tuple
     config = SimpleNamespace(world_size=tensor * pipeline, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     with pytest.raises(EngineFault, match=message):
         vllm_arm.refuse(ArmSettings(c=0.13, scope=scope), config)
+
+
+def test_arm_with_tensor_parallel_is_refused_before_anything_is_loaded(empty_model: Path):
+    with pytest.raises(EngineFault, match=r"tensor parallel 2 × pipeline parallel 1.*one device.*--engine hf"):
+        VllmEngine(empty_model, arm=True, tensor_parallel=2)
 
 
 # ---- with a real vLLM ------------------------------------------------------------------------------------------------
@@ -368,6 +375,20 @@ def test_a_whole_study_with_arm(tmp_path: Path):
     assert changed["arm"] > 0
     engine = json.loads((tmp_path / "r/study.json").read_text())["engine"]
     assert (engine["arm_seed"], engine["prefix_caching"]) == ("settings", "off")
+
+
+@needs_vllm
+def test_a_model_divided_among_two_processes_answers_as_a_whole_one(tmp_path: Path):
+    """Of a tiny model with four heads; the embedded one's nine cannot be halved."""
+    model = save_model(tmp_path / "m", "llama", hidden_size=256, intermediate_size=384, num_hidden_layers=2)
+    small = ("--model", str(model), "--prompt", "raw", "--conditions", "none,mless", "--length", "5")
+    told(tmp_path / "whole", *small)
+    told(tmp_path / "divided", *small, "--set", "accuracy.tensor_parallel=2")
+    whole, divided = (ResultFolder(tmp_path / name) for name in ("whole", "divided"))
+    engines = [(folder.about() or {})["engine"]["tensor_parallel"] for folder in (whole, divided)]
+    assert engines == [1, 2]
+    columns = ["condition", "item", "text"]
+    assert divided.read_table("answers", columns=columns).equals(whole.read_table("answers", columns=columns))
 
 
 # ---- ARM, with a real vLLM: behind the test that closes the other engine ---------------------------------------------

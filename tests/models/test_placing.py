@@ -253,6 +253,12 @@ def test_workers_refuse_it(folder: Path, tmp_path: Path) -> None:
         run_study(spec, tmp_path / "r", workers=Workers("2"))
 
 
+def test_workers_refuse_a_model_that_vllm_divides(tmp_path: Path) -> None:
+    spec = load_study("accuracy", {"accuracy.engine": "vllm", "accuracy.tensor_parallel": 2})
+    with pytest.raises(BadStudy, match="tensor_parallel = 2 takes several GPUs for one model"):
+        run_study(spec, tmp_path / "r", workers=Workers("2"))
+
+
 def test_a_missing_accelerate_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(BadStudy, match="pip install accelerate"):

@@ -13,7 +13,13 @@ ENGINES: Registry[EngineKind] = Registry(
         "hf": EngineKind(
             "mless.engines.hf:opened", needs_weights=True, needs_loaded=True, takes_arm=True, arm_scopes=("token",)
         ),
-        "vllm": EngineKind("mless.engines.vllm:opened", needs_weights=True, takes_arm=True, arm_scopes=("token",)),
+        "vllm": EngineKind(
+            "mless.engines.vllm:opened",
+            needs_weights=True,
+            takes_arm=True,
+            takes_tensor_parallel=True,
+            arm_scopes=("token",),
+        ),
         "openai": EngineKind(
             "mless.engines.openai:opened",
             takes_text=True,

@@ -23,6 +23,8 @@ class EngineSettings(Protocol):
     @property
     def max_new_tokens(self) -> int: ...
     @property
+    def tensor_parallel(self) -> int | None: ...
+    @property
     def base_url(self) -> str | None: ...
     @property
     def script(self) -> str | None: ...
@@ -89,6 +91,8 @@ class EngineKind:
     needs_loaded: bool = False
     #: The model can be run with ARM.
     takes_arm: bool = False
+    #: Its layers can be divided among GPUs (`tensor_parallel` of [accuracy]).
+    takes_tensor_parallel: bool = False
     #: The scopes of ARM whose answers do not depend on what else is in the batch.
     arm_scopes: tuple[Scope, ...] = SCOPES
     #: A conversation may be sent as text. Otherwise prompts are token ids, and a tokenizer is needed.

@@ -36,7 +36,7 @@ class VllmEngine:
     memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's; every answer is
     drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's batch-invariant kernels and
     does without its prefix cache. `arm` prepares it for requests with ARM: no prefix cache, and no compiled graphs, which would run the
-    model without ARM.
+    model without ARM. `tensor_parallel` is the number of GPUs (on a CPU: processes) that each layer is divided among.
     """
 
     # Over 60 lines: vLLM's settings stand in one place, each with its reason.
@@ -50,6 +50,7 @@ class VllmEngine:
         seed: int = 0,
         batch_invariant: bool = False,
         arm: bool = False,
+        tensor_parallel: int = 1,
         gpu_memory_utilization: float | None = None,
         say: Say = silent,
     ) -> None:
@@ -64,6 +65,10 @@ class VllmEngine:
                 f"vllm reads a folder with config.json and *.safetensors, and {str(folder)!r} lacks one of them; "
                 "of a hub model fetch the weights first: hf download"
             )
+        if arm and tensor_parallel > 1:
+            from mless.engines import vllm_arm
+
+            raise vllm_arm.divided(tensor_parallel, 1)
         given = os.environ.get(_INVARIANT)
         self._invariant = batch_invariant or given == "1"
         try:
@@ -89,6 +94,9 @@ class VllmEngine:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
+        if tensor_parallel > 1:
+            # Processes of vLLM's own; the engine's core, which keeps the order of requests, stays in this one.
+            arguments |= {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "mp"}
         if arm or platform.is_cpu():
             # Compiling takes longer than a short study. On a GPU graphs give most of the speed, but they cannot change with ARM.
             arguments["enforce_eager"] = True
@@ -144,6 +152,7 @@ class VllmEngine:
             "dtype": dtype,
             "context": self._context,
             "max_num_seqs": self._rows,
+            "tensor_parallel": int(self._config.parallel_config.tensor_parallel_size),
             "eager": bool(model.enforce_eager),
             "prefix_caching": "by condition" if cache.enable_prefix_caching else "off",
             "block_size": int(cache.block_size),
@@ -325,6 +334,7 @@ def opened(given: Opening) -> VllmEngine:
         seed=given.seed,
         batch_invariant=given.settings.mode == "batch-invariant",
         arm=given.with_arm,
+        tensor_parallel=given.settings.tensor_parallel or 1,
         say=given.say,
     )
 

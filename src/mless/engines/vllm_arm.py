@@ -25,15 +25,19 @@ from mless.values import ArmSettings
 def refuse(settings: ArmSettings, parallel: Any) -> None:
     """Refuse what vLLM cannot do with any model; `parallel` is vLLM's parallel_config."""
     if parallel.world_size > 1:
-        raise EngineFault(
-            f"ARM takes its statistics over all units of a layer, and tensor parallel {parallel.tensor_parallel_size} × pipeline parallel "
-            f"{parallel.pipeline_parallel_size} divides them among processes; run vLLM on one device, or use --engine hf"
-        )
+        raise divided(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     if settings.scope != "token":
         raise EngineFault(
             f"ARM with scope {settings.scope!r} pools the tokens of a call, and vLLM divides rows into calls as it likes; use scope 'token', "
             "or --engine hf"
         )
+
+
+def divided(tensor: int, pipeline: int) -> EngineFault:
+    return EngineFault(
+        f"ARM takes its statistics over all units of a layer, and tensor parallel {tensor} × pipeline parallel {pipeline} divides them among "
+        "processes; run vLLM on one device, or use --engine hf"
+    )
 
 
 def fused_points(model: nn.Module, layers: tuple[int, ...]) -> list[ActivationPoint]:

@@ -242,6 +242,9 @@ class AccuracyTable(BaseModel):
     slots: Rows | None = Field(
         default=None, ge=1
     )  # rows computed at once; results depend on it; chosen by device where not given
+    tensor_parallel: Annotated[int, _at_most(limits.GPUS)] | None = Field(
+        default=None, ge=1
+    )  # of vLLM: GPUs that each layer is divided among
     max_new_tokens: Annotated[int, _at_most(limits.NEW_TOKENS)] = Field(default=256, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -277,6 +280,11 @@ class AccuracyTable(BaseModel):
         _known(ENGINES, self.engine)
         if missing := ENGINES.get(self.engine).missing(self):
             raise ValueError(missing)
+        if self.tensor_parallel is not None and not ENGINES.get(self.engine).takes_tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel = {self.tensor_parallel} divides layers among GPUs, which the engine {self.engine} does not; use --engine vllm, or with "
+                "--engine hf --device-map auto, which gives whole layers to GPUs"
+            )
         for table, names in ((tasks.EXTRACTION_RULES, self.rules or ()), (tasks.GRADERS, (self.grader,))):
             for name in names:
                 _known(table, name)

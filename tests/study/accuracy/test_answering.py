@@ -1378,3 +1378,18 @@ def test_more_answers_than_memory_holds_are_refused(sums: Path, tmp_path: Path) 
         BadStudy, match=r"items × conditions × samples: expected at most 10,000,000 answers \(limit answers"
     ):
         run_study(spec, tmp_path / "r")
+
+
+@pytest.mark.parametrize(("stored", "asked"), [({}, 2), ({"tensor_parallel": 2}, None), ({"tensor_parallel": 4}, 2)])
+def test_a_folder_is_not_continued_with_another_division(
+    tmp_path: Path, stored: dict[str, int], asked: int | None
+) -> None:
+    spec = load_study("accuracy", {"accuracy.engine": "vllm", "accuracy.tensor_parallel": asked})
+    about = {"engine": {"engine": "vllm", **stored}, "study": {"accuracy": {"slots": None}}}
+    measurement = AccuracyMeasurement(spec)
+    with pytest.raises(
+        BadFolder, match=rf"tensor parallel {stored.get('tensor_parallel', 1)}, but {asked or 1} is asked"
+    ):
+        measurement.check_stored(ResultFolder(tmp_path), about)
+    same = about | {"engine": {"tensor_parallel": asked or 1}}
+    measurement.check_stored(ResultFolder(tmp_path), same)

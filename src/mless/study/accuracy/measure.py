@@ -31,6 +31,9 @@ from mless.values import Condition, Item
 if TYPE_CHECKING:
     from mless.engines.base import Engine
 
+#: Settings that a stored engine tells (`check_stored`).
+_OF_THE_ENGINE = ("slots", "tensor_parallel")
+
 
 class AccuracyMeasurement(Measurement):
     """A unit is an item's answers under one condition. Judgements are not part of it: they can be made again at any time."""
@@ -84,11 +87,15 @@ class AccuracyMeasurement(Measurement):
 
     def identity(self, found: dict[str, str], items: Sequence[Item]) -> dict[str, str]:
         settings = self.settings
-        drawn = {key: value for key, value in settings.model_dump().items() if key not in (*ANALYSIS, *FETCHING)}
+        drawn = {
+            key: value
+            for key, value in settings.model_dump().items()
+            if key not in (*ANALYSIS, *FETCHING, *_OF_THE_ENGINE)
+        }
         if settings.script:
             file = Path(settings.script)
             drawn["script"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-        found = found | {f"accuracy.{key}": digest(value) for key, value in drawn.items() if key != "slots"}
+        found = found | {f"accuracy.{key}": digest(value) for key, value in drawn.items()}
         return {key: value for key, value in found.items() if key not in OF_ATTENTION}
 
     def analysis(self, items: Sequence[Item]) -> str:
@@ -99,7 +106,13 @@ class AccuracyMeasurement(Measurement):
         return about.get("analysis", "")
 
     def check_stored(self, folder: ResultFolder, about: Mapping[str, Any]) -> None:
-        """Go on with the stored number of slots, whether asked for or reduced to fit memory. Refuse any other number."""
+        """Go on with the stored number of slots, whether asked for or reduced to fit memory. Refuse any other number, and another division."""
+        divided: int = (about.get("engine") or {}).get("tensor_parallel", 1)
+        if divided != (self.settings.tensor_parallel or 1):
+            raise BadFolder(
+                f"{folder.path} holds answers drawn with tensor parallel {divided}, but {self.settings.tensor_parallel or 1} is asked for, and results "
+                f"depend on it; use --set accuracy.tensor_parallel={divided} to go on, or choose another --out"
+            )
         used: int | None = about["engine"].get("slots") if about.get("engine") else None
         began_with: int | None = about["study"]["accuracy"]["slots"]
         if used is not None and self.settings.slots not in (None, used, began_with):

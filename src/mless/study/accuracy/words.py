@@ -83,7 +83,12 @@ def accuracy_lines(path: Path) -> list[str]:
 def _opening(about: Mapping[str, Any], settings: Mapping[str, Any], none: Mapping[str, Any]) -> str:
     engine: Mapping[str, Any] = about.get("engine") or {}
     slots = engine.get("slots")
-    details = [engine.get("mode"), f"S = {slots}" if slots else None]
+    divided = engine.get("tensor_parallel") or 1
+    details = [
+        engine.get("mode"),
+        f"S = {slots}" if slots else None,
+        f"tensor parallel {divided}" if divided > 1 else None,
+    ]
     shown = ", ".join(str(one) for one in details if one)
     drawn = engine.get("drawn") or (f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy")
     samples = f"{none['samples']} samples" if none["samples"] > 1 else "1 answer"
