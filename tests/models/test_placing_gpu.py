@@ -38,14 +38,14 @@ def test_the_same_kernels_compute(folder: Path) -> None:
     models = mless.load(str(folder), device="cuda", dtype="float32"), in_half(folder, "cuda:0", "cpu")
     by: list[dict[int, str]] = []
     for model in models:
-        prompts = mless.prompts(model, ["How many boats?"], "mless", prompt="raw", length=9)
+        prompts = mless.prompts(model, ["How many boats?"], "mless", prompt="raw", length=9, system="a")
         by.append(next(iter(mless.received(model, prompts))).computed_by)
     assert by[0] == by[1]
 
 
 def test_proofs_hold(folder: Path) -> None:
     spread = in_half(folder, "cuda:0", "cpu")
-    (prompt,) = mless.prompts(spread, ["How many boats?"], "mless", prompt="raw", length=9)
+    (prompt,) = mless.prompts(spread, ["How many boats?"], "mless", prompt="raw", length=9, system="a")
     assert prove(spread, prompt, EVERY)["received"] < 1e-4
     assert prove_outputs(spread, prompt, EVERY)["captured"] < 1e-4
     assert prove_reading(spread, prompt, EVERY)["output unchanged"]
@@ -88,7 +88,7 @@ def test_a_study_records_where_layers_are(folder: Path, tmp_path: Path) -> None:
     spread = in_half(folder, "cuda:0", "cpu")
     size = sum(weight.nbytes for weight in spread.model.parameters())
     outcome = mless.run(
-        "quick", tmp_path / "out", model=str(folder), limit=4, length=9, prompt="raw", dtype="float32", device_map="auto",
+        "quick", tmp_path / "out", model=str(folder), limit=4, system="a", length=9, prompt="raw", dtype="float32", device_map="auto",
         device_memory=f"cuda:0={size * 2 // 3}B",
     )  # fmt: skip
     device = (ResultFolder(outcome.folder).about() or {})["device"]

@@ -137,7 +137,7 @@ class _WithNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         used = (one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor))
-        if func.overloadpacket not in _MOVES and any(one.is_meta for one in used):
+        if getattr(func, "overloadpacket", None) not in _MOVES and any(one.is_meta for one in used):
             raise _WithoutNumbers(str(func))
         return func(*args, **(kwargs or {}))
 
