@@ -11,6 +11,9 @@ from typing import Any
 
 from mless.study.sharing import Answered, Failed, Joined, Left
 
+#: Seconds for which a worker loads before it joins.
+LOADS = 60.0
+
 Event = Joined | Left | Answered[Any] | Failed
 
 
@@ -58,8 +61,13 @@ class SimulatedCrew:
     def now(self) -> float:
         return self._time
 
-    def coming(self) -> bool:
-        return any(isinstance(event, Joined) for _, _, event in self._coming)
+    def coming(self) -> dict[str, str]:
+        """Those that load: nobody knows of them earlier."""
+        return {
+            event.worker: "loading"
+            for when, _, event in self._coming
+            if isinstance(event, Joined) and when <= self._time + LOADS
+        }
 
     def ask(self, worker: str, number: int, task: int) -> None:
         self.asked.append((worker, number))

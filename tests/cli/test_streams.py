@@ -74,12 +74,30 @@ def test_a_bar_and_a_verdict_on_a_terminal_are_plain_too() -> None:
         "from mless.cli import streams; from mless.cli.progress import ProgressBar; from mless.cli.printing import print_verdict\n"
         "with streams.guarded():\n"
         "    bar = ProgressBar(quiet=False); bar._began -= 5\n"
-        "    bar.say(evil); bar.step(evil, 1, 9); bar.step(evil, 2, 9); bar.stop(); print_verdict([evil, evil])\n"
+        "    bar.say(evil); bar.step(evil, 1, 9); bar.step(evil, 2, 9, evil); bar.stop(); print_verdict([evil, evil])\n"
     )
     shown = _on_a_terminal(code)
     assert "owned" in shown
     for sign in RAW:
         assert sign not in shown, repr(sign)
+
+
+_WORKERS = (
+    "from mless.cli.progress import ProgressBar\n"
+    "bar = ProgressBar(quiet=False); bar._began -= 5\n"
+    "bar.step('measuring, mless', 1, 9, '2 workers: 1 group 3, 2 loading')\n"
+    "bar.step('measuring, mless', 2, 9, '2 workers: 1 group 4, 2 group 3'); bar._bar.refresh(); bar.stop()\n"
+    "bar.checked(); bar.say('done')\n"
+)
+
+
+def test_the_bar_says_what_the_workers_do_and_a_log_does_not() -> None:
+    shown = _on_a_terminal(_WORKERS)
+    assert "measuring, mless" in shown
+    assert "2/9" in shown
+    assert "2 workers: 1 group 4, 2 group 3" in shown
+    logged = subprocess.run([sys.executable, "-c", _WORKERS], capture_output=True, text=True, check=True)
+    assert (logged.stdout, logged.stderr) == ("", "done\n")
 
 
 def test_a_models_name_cannot_write_escapes(command: Command, tiny: Path, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ class Removing(Heard):
         super().__init__()
         self._out, self._what = out, what
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
         if what.startswith("attention") and done == 4 and self._out.exists():
             if self._what == "folder":
                 shutil.rmtree(self._out)

@@ -45,7 +45,7 @@ class Heard:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
         if what.startswith("attention"):
             self.steps.append((done, total))
 

@@ -65,8 +65,8 @@ class InThisProcess:
     def now(self) -> float:
         return 0.0
 
-    def coming(self) -> bool:
-        return False
+    def coming(self) -> dict[str, str]:
+        return {}
 
     def known(self) -> list[dict[str, str]]:
         return [{"where": name} for name in "ab"]

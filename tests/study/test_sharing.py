@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mless.errors import BadAttention, BadCluster
-from mless.study.sharing import Failed, Joined, Sharing
+from mless.study.sharing import Answered, Failed, Joined, Sharing, in_a_line
 from simulated_workers import Event, Habits, SimulatedCrew
 
 ROUGH = Habits(dies=0.03, hangs=0.01, answers_twice=0.1)
@@ -115,3 +115,50 @@ def test_a_fault_of_the_measuring_ends_the_study() -> None:
 
     with pytest.raises(BadAttention, match="not finite"):
         share(Failing(0, 0, Habits()), 3)
+
+
+class Steady(SimulatedCrew):
+    """Every group takes ten seconds, the second worker's two hundred."""
+
+    def ask(self, worker: str, number: int, task: int) -> None:
+        self.asked.append((worker, number))
+        self._busy_until[worker] = max(self.now(), self._busy_until[worker]) + (200 if worker == "worker-2" else 10)
+        self._at(self._busy_until[worker], Answered(worker, number, task * task))
+
+
+def lines_of(crew: SimulatedCrew, tasks: int) -> list[str]:
+    """What is said of the workers whenever nothing happens and after each result."""
+    lines: list[str] = []
+    sharing: Sharing[int, int] = Sharing(crew, list(range(tasks)), idle=lambda: lines.append(sharing.now()))
+    lines.append(sharing.now())
+    for _ in sharing.results():
+        lines.append(sharing.now())
+    return lines
+
+
+def test_few_workers_are_named_with_what_each_does() -> None:
+    crew = Steady(2, 0, Habits())
+    crew.add(15.0)
+    lines = lines_of(crew, 40)
+    assert lines[0] == "3 workers: worker-1 loading, worker-2 loading, worker-3 loading"
+    # A worker has two groups at once, and does the first of them.
+    assert "3 workers: worker-1 group 1, worker-2 group 3, worker-3 loading" in lines
+    assert "3 workers: worker-1 group 2, worker-2 group 3, worker-3 loading" in lines
+    assert "3 workers: worker-1 group 2, worker-2 group 3, worker-3 group 6" in lines
+    assert any("worker-2 group 3 for 2 min" in line for line in lines)
+
+
+def test_many_workers_are_counted() -> None:
+    crew = Steady(60, 0, Habits())
+    for _ in range(4):
+        crew.add(55.0)
+    lines = lines_of(crew, 600)
+    assert lines[0] == "64 workers: 64 loading"
+    assert lines[1] == "64 workers: 60 measuring, 4 loading"
+    assert "64 workers: 64 measuring, one group for 1 min" in lines
+    assert max(map(len, lines)) < 80
+
+
+def test_one_worker_and_none() -> None:
+    assert in_a_line({"1": "loading"}) == "1 worker: 1 loading"
+    assert in_a_line({}) == "0 workers"

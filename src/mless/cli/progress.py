@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from mless.cli.printing import plain
 from mless.cli.streams import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class ProgressBar:
@@ -35,32 +39,14 @@ class ProgressBar:
         for line in held:
             self.say(line)
 
-    def step(self, what: str, done: int, total: int) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
         if self._bar is None:
             if time.monotonic() - self._began < 1 or done == total:
                 return
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self._bar = Progress(
-                *columns, TextColumn("ETA"), TimeRemainingColumn(), console=self._console, transient=True,
-                disable=not self._console.is_terminal,  # a bar cannot be redrawn in a file or a log
-            )  # fmt: skip
+            self._bar = _new_bar(self._console)
             self._bar.start()
-            self._task = self._bar.add_task(plain(what), total=total)
-        self._bar.update(self._task, description=plain(what), completed=done, total=total)
+            self._task = self._bar.add_task(plain(what), total=total, workers="")
+        self._bar.update(self._task, description=plain(what), completed=done, total=total, workers=plain(workers))
         if done == total:
             self.stop()
 
@@ -69,3 +55,29 @@ class ProgressBar:
             self._bar.stop()
             self._bar = None
             self._began = time.monotonic()
+
+
+def _new_bar(console: Any) -> Any:
+    """A bar, and below it a line about workers where there is something to say of them."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class WithWorkers(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield from super().get_renderables()
+            for task in self.tasks:
+                if task.fields["workers"]:
+                    yield Text(task.fields["workers"], no_wrap=True, overflow="ellipsis")
+
+    return WithWorkers(
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal,  # a bar cannot be redrawn in a file or a log
+    )  # fmt: skip

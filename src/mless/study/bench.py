@@ -30,7 +30,9 @@ class Progress(Protocol):
 
     def say(self, line: str) -> None: ...
 
-    def step(self, what: str, done: int, total: int) -> None: ...
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
+        """So much is done. `workers`: what each of them does now, where others measure; it changes often and is worth no line of its own."""
+        ...
 
     def checked(self) -> None:
         """The input has passed its checks; the work begins."""
@@ -40,7 +42,7 @@ class Progress(Protocol):
 class Silent:
     def say(self, line: str) -> None: ...
 
-    def step(self, what: str, done: int, total: int) -> None: ...
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None: ...
 
     def checked(self) -> None: ...
 
@@ -366,6 +368,10 @@ class Measurement:
         told where one ran in halves, and `idle` is called while nothing comes.
         """
         return ((group, here(group)) for group in groups)
+
+    def workers_now(self) -> str:
+        """What other processes that measure do now, in a line; empty where there are none."""
+        return ""
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         """The tables of each unit of a group, in any order. A function is called for them in another thread, while the next group is measured."""

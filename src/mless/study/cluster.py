@@ -20,7 +20,7 @@ from mless.errors import BadCluster, MlessError
 from mless.guarded import usable_cores
 from mless.study.bench import Job, Silent, Workers
 from mless.study.shared import Sent, unlike
-from mless.study.sharing import Answered, Failed, Joined, Left
+from mless.study.sharing import Answered, Failed, Joined, Left, in_a_line
 from mless.study.worker import Described, Measured, Started
 
 #: What every process of a study needs before it imports torch; the command sets the same.
@@ -239,9 +239,13 @@ class RayWorkers:
             self._connect()
         until = time.monotonic() + self._asked.limit
         while self._first is None:
+            self._show()
             self._look(1.0)
             self._check_somebody(until)
         return self._first
+
+    def _show(self) -> None:
+        self._job.progress.step("starting workers", 0, max(1, len(self._known)), in_a_line(self.coming()))
 
     def _check_somebody(self, until: float) -> None:
         if not self._known and self._looked:
@@ -266,6 +270,7 @@ class RayWorkers:
         until = time.monotonic() + self._asked.limit
         while True:
             name = next((name for name, known in self._known.items() if known.described is not None), None)
+            self._show()
             if name is None:
                 self._look(1.0)
                 self._check_somebody(until)
@@ -282,6 +287,7 @@ class RayWorkers:
         if found.again is not None:
             return found
         self._started = found
+        self._job.progress.step("starting workers", 1, 1)  # the next bar is the study's
         self._known[name].joined = True
         self._events.append(Joined(name))
         for other, known in self._known.items():
@@ -309,8 +315,12 @@ class RayWorkers:
         self._refs = {ref: asked for ref, asked in self._refs.items() if asked.worker != worker}
         self._looked = 0.0
 
-    def coming(self) -> bool:
-        return any(not known.joined for known in self._known.values())
+    def coming(self) -> Mapping[str, str]:
+        return {
+            name: "loading" if known.described is None else "checking"
+            for name, known in self._known.items()
+            if not known.joined
+        }
 
     def now(self) -> float:
         return time.monotonic()

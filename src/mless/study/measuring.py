@@ -332,12 +332,18 @@ class _Writer:
         here = partial(measured, measurement, bench, halved=self._halved)
         with self._writing(store) as writing, _keeping(store, writing):
             groups = list(measurement.groups(bench, missing))
+            what = measurement.doing
 
-            def store_late() -> None:
+            def show() -> None:
+                done = len(units) - len(absent - seen)
+                self._progress.step(what, done, len(units), measurement.workers_now())
+
+            def while_idle() -> None:
+                show()
                 for ready in store.ready():
                     writing.put(ready)
 
-            for group, units_of_it in measurement.run_groups(bench, groups, here, self._halved, store_late):
+            for group, units_of_it in measurement.run_groups(bench, groups, here, self._halved, while_idle):
                 asked_for, began = {unit.key for unit in group.units}, time.monotonic()
                 for unit, found in units_of_it:
                     _check_asked(measurement, asked_for, unit)
@@ -347,8 +353,8 @@ class _Writer:
                     # What waits must not wait through another group that takes as long as this one.
                     for ready in store.ready(at_once=time.monotonic() - began > PATIENCE):
                         writing.put(ready)
-                    done = len(units) - len(absent - seen)
-                    self._progress.step(f"{measurement.doing}, {unit.condition.name}", done, len(units))
+                    what = f"{measurement.doing}, {unit.condition.name}"
+                    show()
             if left := [unit for unit in missing if unit.key not in seen]:
                 raise BadPlugin(
                     f"{class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,9 @@ from mless.study.worker import Described, Measured, Started, of_all
 
 #: Answers that are given to a worker at once, where the engine does not say how many it draws at a time.
 _ANSWERS = 16
+
+#: Seconds between two looks at what the workers do.
+_LOOK = 0.5
 
 #: A group, as it is sent: names of its units, and their number at once where it differs from the usual.
 Sent = tuple[list[str], int | None]
@@ -48,6 +52,9 @@ class Shared(Measurement):
     _earlier: list[dict[str, str]]
     _again: Mapping[str, Any] | None
     _used: dict[str, str | list[str]]
+    _sharing: Sharing[Sent, Measured] | None = None
+    _now: str = ""
+    _looked: float = 0.0
 
     def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
         subject.load_tokenizer()
@@ -111,8 +118,8 @@ class Shared(Measurement):
         groups = [piece for group in groups for piece in self._pieces(group)]
         units = {unit.key: unit for group in groups for unit in group.units}
         sent: list[Sent] = [([unit.key for unit in group.units], group.width) for group in groups]
-        sharing = Sharing[Sent, Measured](self.workers, sent, say=bench.progress.say, idle=idle, limit=self.asked.limit)
-        for number, found in sharing.results():
+        self._sharing = Sharing(self.workers, sent, say=bench.progress.say, idle=idle, limit=self.asked.limit)
+        for number, found in self._sharing.results():
             for line in found.halved:
                 halved(line)
             for line in found.said:
@@ -124,6 +131,12 @@ class Shared(Measurement):
                 before = self._used.get(what, [])
                 self._used[what] = by if isinstance(by, str) else sorted({*before, *by})
             yield groups[number], ((units[key], tables) for key, tables in found.units)
+
+    def workers_now(self) -> str:
+        # A thousand workers are not counted for each of their units.
+        if self._sharing is not None and time.monotonic() - self._looked >= _LOOK:
+            self._now, self._looked = self._sharing.now(), time.monotonic()
+        return self._now
 
     def _pieces(self, group: Group) -> list[Group]:
         """The group, or parts of it where this does not change its numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -62,8 +62,8 @@ class Crew(Protocol[_Task, Found]):
         """What has happened since the last call; where nothing has, it is waited for, at most so long."""
         ...
 
-    def coming(self) -> bool:
-        """Whether a worker is on its way, and only has not joined yet."""
+    def coming(self) -> Mapping[str, str]:
+        """Workers that are on their way and have not joined yet, and what each does meanwhile, such as loading."""
         ...
 
     def end(self, worker: str) -> None:
@@ -73,6 +73,10 @@ class Crew(Protocol[_Task, Found]):
     def now(self) -> float:
         """Seconds since some moment, by the driver's clock alone: those of other machines may differ."""
         ...
+
+
+#: Workers of which each is named, and seconds after which it is said how long a group has taken.
+_NAMED, _LONG = 4, 60.0
 
 
 @dataclass
@@ -132,6 +136,19 @@ class Sharing(Generic[Task, Found]):
                 self._end_hanging()
                 self._idle()
             self._check_alone()
+
+    def now(self) -> str:
+        """What the workers do now, in a line."""
+        now, coming = self._crew.now(), self._crew.coming()
+        few = len(self._workers) + len(coming) <= _NAMED
+        doing, taken = dict[str, str](), [0.0]
+        for name, worker in self._workers.items():
+            doing[name] = "waiting"
+            if worker.asked:
+                taken.append(now - worker.since)
+                doing[name] = f"group {worker.asked[0] + 1}{_since(taken[-1])}" if few else "measuring"
+        longest = "" if few or not _since(max(taken)) else f", one group{_since(max(taken))}"
+        return in_a_line(doing | dict(coming)) + longest
 
     # ---- who does what
 
@@ -237,17 +254,27 @@ class Sharing(Generic[Task, Found]):
         return min(1.0, max(0.01, nearest))
 
     def _check_alone(self) -> None:
-        if self._crew.coming():
+        if self._workers or self._crew.coming():
             self._alone_since = self._crew.now()
-        if (
-            not self._workers
-            and self._crew.now() - self._alone_since > self._patience
-            and len(self._done) < len(self._tasks)
-        ):
+        if self._crew.now() - self._alone_since > self._patience and len(self._done) < len(self._tasks):
             raise BadCluster(
                 f"no worker for {self._patience:g} s, and {_groups(len(self._tasks) - len(self._done))} left; what was measured is stored: start "
                 "workers and run the same command again"
             )
+
+
+def in_a_line(doing: Mapping[str, str]) -> str:
+    """What workers do: of each where they are few, else how many do what."""
+    parts = (
+        [f"{name} {what}" for name, what in doing.items()]
+        if len(doing) <= _NAMED
+        else [f"{count} {what}" for what, count in Counter(doing.values()).items()]
+    )
+    return f"{len(doing)} worker{'' if len(doing) == 1 else 's'}{': ' if parts else ''}{', '.join(parts)}"
+
+
+def _since(seconds: float) -> str:
+    return f" for {seconds / 60:.0f} min" if seconds >= _LONG else ""
 
 
 def _groups(count: int) -> str:

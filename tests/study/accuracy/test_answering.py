@@ -55,7 +55,7 @@ class Heard:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
         if what.startswith("answers, "):
             self.steps.append((done, total))
             self._then()
@@ -326,7 +326,7 @@ class Held:
     def say(self, line: str) -> None:
         self._hold("judging" if line.startswith("judging") else line)
 
-    def step(self, what: str, done: int, total: int) -> None: ...
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None: ...
 
     def checked(self) -> None:
         self._hold("checked")
