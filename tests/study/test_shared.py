@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
+from heard import Heard
 from mless.errors import BadStudy
 from mless.study import load_study, measuring, run_study
 from mless.study.bench import Job, Silent, Workers
@@ -42,6 +46,8 @@ class InThisProcess:
 
     def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
         found = self._workers["a"].start(stored, resumed, given)
+        if found.again is not None:
+            return found
         assert self._workers["b"].start(dict(found.about), True, found.given).identity == found.identity
         self._events = [Joined("a"), Joined("b")]
         return found
@@ -79,15 +85,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def spec_of(name: str, tiny: Path) -> Any:
-    return load_study(
-        name, {"model": str(tiny), **STUDIES[name]}, ["accuracy.max_new_tokens=4"] if name == "accuracy" else []
-    )
+def spec_of(name: str, tiny: Path, **changes: Any) -> Any:
+    more = {"accuracy.max_new_tokens": 4} if name == "accuracy" else {}
+    return load_study(name, {"model": str(tiny), **STUDIES[name], **more, **changes})
 
 
-def shared(name: str, tiny: Path, out: Path) -> None:
-    job = Job(spec_of(name, tiny), out)
-    measuring.run(shared_out(measurement_of(job.spec), InThisProcess(job), Workers("2")), job)
+def shared(name: str, tiny: Path, out: Path, crew: type[InThisProcess] = InThisProcess, **changes: Any) -> list[str]:
+    """Run a study by workers; what was said."""
+    told = Heard()
+    job = Job(spec_of(name, tiny, **changes), out, told)
+    measuring.run(shared_out(measurement_of(job.spec), crew(job), Workers("2")), job)
+    return told.lines
 
 
 def tables(folder: Path) -> dict[str, bytes]:
@@ -131,6 +139,60 @@ def test_one_goes_on_where_the_others_were_killed(tiny: Path, tmp_path: Path, mo
     assert tables(tmp_path / "r") == tables(tmp_path / "whole")
     shared("quick", tiny, tmp_path / "again")
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
+
+
+def test_an_idle_worker_takes_over_what_a_slow_one_has(tiny: Path, tmp_path: Path) -> None:
+    class Slow(InThisProcess):
+        """The second worker takes two groups and never answers."""
+
+        given: ClassVar[list[tuple[str, int]]] = []
+
+        def ask(self, worker: str, number: int, task: Sent) -> None:
+            self.given.append((worker, number))
+            if worker == "a":
+                super().ask(worker, number, task)
+
+    run_study(spec_of("quick", tiny), tmp_path / "alone")
+    shared("quick", tiny, tmp_path / "shared", Slow)
+    assert tables(tmp_path / "shared") == tables(tmp_path / "alone")
+    stuck = {number for worker, number in Slow.given if worker == "b"}
+    assert len(stuck) == 2
+    assert stuck <= {number for worker, number in Slow.given if worker == "a"}
+
+
+@pytest.mark.parametrize("answers", [0, 1], ids=["as it starts", "as it measures"])
+def test_workers_that_run_out_of_memory_all_start_again_with_fewer_slots(
+    answers: int, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {"data": "arithmetic:1:12", "limit": 12}
+    run_study(spec_of("accuracy", tiny, **many, **{"accuracy.slots": 4}), tmp_path / "alone")
+    measured = 0
+
+    class Short(InThisProcess):
+        """Memory runs out once so many groups have been answered."""
+
+        def ask(self, worker: str, number: int, task: Sent) -> None:
+            nonlocal measured
+            super().ask(worker, number, task)
+            measured += 1
+
+    real = LlamaForCausalLM.forward
+    refused: list[int] = []
+
+    @functools.wraps(real)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = kwargs["input_ids"].shape[0]
+        if rows > 4 and measured >= answers:
+            refused.append(rows)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    said = shared("accuracy", tiny, tmp_path / "shared", Short, **many, **{"accuracy.slots": 8})
+    assert set(refused) == {8}
+    assert [line for line in said if line.startswith("out of memory with 8 slots: going on with 4; ")]
+    assert tables(tmp_path / "shared") == tables(tmp_path / "alone")
+    assert identity(tmp_path / "shared") == identity(tmp_path / "alone")
 
 
 def test_answers_of_a_server_are_not_shared_out(tmp_path: Path) -> None:
