@@ -11,15 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spelling import model_folder
+
 pytestmark = pytest.mark.ray
 THREADS = {"OMP_NUM_THREADS": "1"}
 #: One prompt in a group, so that there are many groups.
 QUICK = ("quick", "--model", "smollm2", "--limit", "6", "--set", "batch_size=1")
+SMALL = ("quick", "--model", "smollm2", "--limit", "2", "--layers", "1-2", "--set", "batch_size=1")
+TUNE = ("tune", "--data", "arithmetic:1:8", "--c", "0.05", "--p1", "95", "--method", "grid", "--max-new-tokens", "2")
 ANSWERS = ("accuracy", "--model", "smollm2", "--data", "arithmetic:1:6", "--max-new-tokens", "8")
 
 
@@ -28,7 +33,8 @@ def environment() -> dict[str, str]:
 
 
 def command(study: Sequence[str], out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "mless", "run", *study, "--out", str(out), *more]
+    what = ("run", *study) if study[0] != "tune" else study
+    return [sys.executable, "-m", "mless", *what, "--out", str(out), *more]
 
 
 def run(study: Sequence[str], out: Path, *more: str, wanted: int = 0) -> str:
@@ -39,7 +45,11 @@ def run(study: Sequence[str], out: Path, *more: str, wanted: int = 0) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.parquet"))}
+    """Of all tables, those of inner studies too."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*.parquet"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +97,32 @@ def wait_for_more(out: Path, than: int, driver: subprocess.Popen[str]) -> int:
     return now
 
 
+def children(process: int) -> list[int]:
+    """All processes below this one. Others on this machine may use Ray as well."""
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+    found, new = list[int](), [process]
+    while new := [one for one, parent in parents.items() if parent in new]:
+        found += new
+    return found
+
+
+def is_running(process: int) -> bool:
+    try:
+        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def workers() -> list[int]:
     """Processes that measure."""
     found: list[int] = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if (place / "cmdline").read_bytes().startswith(b"ray::_Actor"):
-                found.append(int(place.name))
-        except OSError:
-            continue
+    for process in children(os.getpid()):
+        with suppress(OSError):
+            if (Path("/proc") / str(process) / "cmdline").read_bytes().startswith(b"ray::_Actor"):
+                found.append(process)
     return found
 
 
@@ -153,6 +180,78 @@ def test_a_killed_driver_loses_nothing(
         now = stored(out)
     run(QUICK, out, *more)
     assert digests(out) == alone[QUICK]
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["Ctrl-C", "only the command"])
+def test_an_interrupted_command_leaves_no_process_and_what_was_stored(
+    alone: dict[tuple[str, ...], dict[str, str]], tmp_path: Path, whole_group: bool
+) -> None:
+    out, more = tmp_path / "r", ("--workers", "2", "--worker-threads", "1")
+    driver = subprocess.Popen(
+        command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    now = wait_for_more(out, 0, driver)
+    started = children(driver.pid)
+    # A terminal interrupts the command and everything it started.
+    (os.killpg if whole_group else os.kill)(driver.pid, signal.SIGINT)
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 130, said[-3000:]
+    assert said.splitlines()[-1] == "mless: interrupted; what is stored stays, the same command goes on from there"
+    assert len(started) > 4  # Ray's own and two workers
+    until = time.monotonic() + 60
+    while left := [process for process in started if is_running(process)]:
+        assert time.monotonic() < until, f"these were left: {left}"
+        time.sleep(0.1)
+    assert stored(out) >= now
+    run(QUICK, out, *more)
+    assert digests(out) == alone[QUICK]
+
+
+#: Runs a small study whose first worker is killed once it has loaded.
+_DIES_EARLY = r"""
+import os, re, signal, sys
+from pathlib import Path
+from mless.study import load_study, measuring
+from mless.study.bench import Job, Workers
+from mless.study.cluster import RayWorkers
+from mless.study.kinds import measurement_of
+from mless.study.shared import shared_out
+from heard import Heard
+
+class Dying(RayWorkers):
+    def lead(self):
+        found = super().lead()
+        os.kill(int(re.search(r"process (\d+)", found.where)[1]), signal.SIGKILL)
+        return found
+
+told, asked = Heard(), Workers("2", threads=1)
+job = Job(load_study("quick", {"model": "smollm2", "limit": 2, "layers": "1-2", "batch_size": 1}), Path(sys.argv[1]), told)
+workers = Dying(job, asked)
+try:
+    measuring.run(shared_out(measurement_of(job.spec), workers, asked), job)
+finally:
+    workers.close()
+print(*told.lines, sep="\n")
+"""
+
+
+def test_a_worker_that_dies_between_loading_and_starting(tmp_path: Path) -> None:
+    run(SMALL, tmp_path / "alone")
+    done = subprocess.run(
+        [sys.executable, "-c", _DIES_EARLY, str(tmp_path / "r")],
+        env=environment() | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "worker 1 is gone before it began" in done.stdout or "worker 2 is gone before it began" in done.stdout
+    assert digests(tmp_path / "r") == digests(tmp_path / "alone")
+
+
+def test_tuning_by_workers_chooses_the_same(tmp_path: Path) -> None:
+    study = (*TUNE, "--model", str(model_folder(tmp_path / "tiny")), "--prompt", "raw", "--set", "accuracy.slots=4")
+    run(study, tmp_path / "alone")
+    run(study, tmp_path / "r", "--workers", "2", "--worker-threads", "1")
+    assert len(digests(tmp_path / "alone")) > 4
+    assert digests(tmp_path / "r") == digests(tmp_path / "alone")
 
 
 def test_workers_with_other_versions_are_refused_or_said(cluster: Any, tmp_path: Path) -> None:
