@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from mless.study.bench import Job, Silent
+from mless.study.shared import Sent
 from mless.study.sharing import Answered, Failed, Joined, Left
+from mless.study.worker import Described, Measured, Started, Worker
 
 #: Seconds for which a worker loads before it joins.
 LOADS = 60.0
@@ -32,7 +35,7 @@ class Habits:
 class SimulatedCrew:
     """A crew for `Sharing` whose clock jumps from event to event."""
 
-    def __init__(self, workers: int, seed: int, habits: Habits, *, begin: float = 0.0) -> None:
+    def __init__(self, workers: int, seed: int, habits: Habits) -> None:
         self._random = random.Random(seed)
         self._habits = habits
         self._time = 0.0
@@ -41,10 +44,12 @@ class SimulatedCrew:
         self._made = 0
         #: When each living worker will have done what it was asked.
         self._busy_until: dict[str, float] = {}
+        #: Workers that died or were ended, and answers that come a second time.
+        self.lost = self.twice = 0
         #: Who was asked what.
         self.asked: list[tuple[str, int]] = []
         for _ in range(workers):
-            self.add(begin)
+            self.add()
 
     def add(self, after: float = 0.0) -> str:
         self._made += 1
@@ -69,7 +74,7 @@ class SimulatedCrew:
             if isinstance(event, Joined) and when <= self._time + LOADS
         }
 
-    def ask(self, worker: str, number: int, task: int) -> None:
+    def ask(self, worker: str, number: int, task: Any) -> None:
         self.asked.append((worker, number))
         if self._busy_until.get(worker, inf) == inf:
             return  # it died, and nobody knows yet; or it hangs
@@ -82,13 +87,20 @@ class SimulatedCrew:
             self._busy_until[worker] = inf
         else:
             self._busy_until[worker] = stop
-            self._at(stop, Answered(worker, number, task * task))
+            found = self.done(task)
+            self._at(stop, Answered(worker, number, found))
             if draw.random() < habits.answers_twice:
-                self._at(stop + draw.expovariate(1 / 20), Answered(worker, number, task * task))
+                self.twice += 1
+                self._at(stop + draw.expovariate(1 / 20), Answered(worker, number, found))
+
+    def done(self, task: Any) -> Any:
+        """What a worker makes of a task."""
+        return task * task
 
     def kill(self, worker: str, when: float | None = None) -> None:
         """The worker dies, now or then. What it was doing is lost, and that it is gone is known a little later."""
         when = self._time if when is None else when
+        self.lost += 1
         self._busy_until.pop(worker, None)
         self._coming = [one for one in self._coming if not self._lost(one, worker, when)]
         heapq.heapify(self._coming)
@@ -102,6 +114,7 @@ class SimulatedCrew:
         return isinstance(event, Answered) and event.worker == worker and time >= when
 
     def end(self, worker: str) -> None:
+        self.lost += 1
         self._busy_until.pop(worker, None)
         if self._habits.replaced_after is not None:
             self.add(self._habits.replaced_after)
@@ -119,3 +132,41 @@ class SimulatedCrew:
                 self._busy_until[event.worker] = self._time
             found.append(event)
         return found
+
+
+class SimulatedStudy(SimulatedCrew):
+    """The same for a whole study. All workers share one real one, which measures each group once."""
+
+    def __init__(self, real: RealWorker, workers: int, seed: int, habits: Habits) -> None:
+        super().__init__(0, seed, habits)
+        self._real, self._workers = real, workers
+
+    def lead(self) -> Described:
+        return self._real.worker.describe()
+
+    def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
+        for _ in range(self._workers):
+            self.add()
+        return self._real.worker.start(stored, resumed, given)
+
+    def done(self, task: Sent) -> Measured:
+        return self._real.measure(task)
+
+    def known(self) -> list[dict[str, str]]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class RealWorker:
+    """A worker of a study that remembers what it has measured."""
+
+    def __init__(self, job: Job) -> None:
+        self.worker = Worker(replace(job, progress=Silent()), 1)
+        self._found: dict[tuple[str, ...], Measured] = {}
+
+    def measure(self, task: Sent) -> Measured:
+        keys = tuple(task[0])
+        if keys not in self._found:
+            self._found[keys] = self.worker.measure(*task)
+        return self._found[keys]

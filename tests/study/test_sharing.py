@@ -99,10 +99,9 @@ def test_a_group_that_kills_every_worker_ends_the_study() -> None:
         share(Deadly(4, 0, Habits()), 10, tries=3)
 
 
-@pytest.mark.parametrize("begin", [10.0**9, 0.0], ids=["none ever came", "all are gone"])
-def test_without_workers_it_ends_after_a_while(begin: float) -> None:
-    habits = Habits(dies=1.0 if begin == 0 else 0.0, replaced_after=None)
-    crew = SimulatedCrew(2, 0, habits, begin=begin)
+@pytest.mark.parametrize("workers", [0, 2], ids=["none ever came", "all are gone"])
+def test_without_workers_it_ends_after_a_while(workers: int) -> None:
+    crew = SimulatedCrew(workers, 0, Habits(dies=1.0, replaced_after=None))
     with pytest.raises(BadCluster, match=r"^no worker for 60 s, and 5 groups are left; what was measured is stored"):
         share(crew, 5, patience=60.0)
     assert crew.now() < 200
@@ -142,10 +141,10 @@ def test_few_workers_are_named_with_what_each_does() -> None:
     lines = lines_of(crew, 40)
     assert lines[0] == "3 workers: worker-1 loading, worker-2 loading, worker-3 loading"
     # A worker has two groups at once, and does the first of them.
-    assert "3 workers: worker-1 group 1, worker-2 group 3, worker-3 loading" in lines
-    assert "3 workers: worker-1 group 2, worker-2 group 3, worker-3 loading" in lines
-    assert "3 workers: worker-1 group 2, worker-2 group 3, worker-3 group 6" in lines
-    assert any("worker-2 group 3 for 2 min" in line for line in lines)
+    assert "3 workers: worker-1 group 1, worker-2 group 2, worker-3 loading" in lines
+    assert "3 workers: worker-1 group 3, worker-2 group 2, worker-3 loading" in lines
+    assert "3 workers: worker-1 group 3, worker-2 group 2, worker-3 group 6" in lines
+    assert any("worker-2 group 2 for 2 min" in line for line in lines)
 
 
 def test_many_workers_are_counted() -> None:

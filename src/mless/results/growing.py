@@ -147,17 +147,18 @@ class GrowingTable:
         """
         found = Recovered()
         if self.path.exists():
+            known = {unit for part in wanted or () for unit in part}
             with self.path.open("rb") as file:
-                self._walk(file, os.fstat(file.fileno()).st_size, found, wanted)
+                self._walk(file, os.fstat(file.fileno()).st_size, found, wanted, known)
         return found
 
-    def _turn(self, sealed: Sealed, wanted: Sequence[Sequence[str]] | None) -> bool | None:
+    def _turn(self, sealed: Sealed, wanted: Sequence[Sequence[str]] | None, known: set[str]) -> bool | None:
         """Whether a part is the one that follows; None where it holds units or columns that its study does not have."""
         if self._columns not in (None, footers.schema_of(footers.footer_bytes(sealed.content))):
             return None
         if wanted is None:
             return True
-        if not {*sealed.units} <= {unit for part in wanted for unit in part}:
+        if not known.issuperset(sealed.units):
             return None
         return sealed.units == list(next(iter(wanted[len(self.parts) : len(self.parts) + 1]), []))
 
@@ -166,7 +167,9 @@ class GrowingTable:
         if self.path.exists():
             os.truncate(self.path, self._end if self.parts else 0)
 
-    def _walk(self, file: BinaryIO, size: int, found: Recovered, wanted: Sequence[Sequence[str]] | None) -> None:
+    def _walk(
+        self, file: BinaryIO, size: int, found: Recovered, wanted: Sequence[Sequence[str]] | None, known: set[str]
+    ) -> None:
         at, whole = len(_FIRST), file.read(len(_FIRST)) == _FIRST
         while at < size and not _is_footer(file, at, size):
             file.seek(at)
@@ -174,7 +177,7 @@ class GrowingTable:
             stop = at + _HEAD + int.from_bytes(head[len(_MARK) :], "little")
             there = head[: len(_MARK)] == _MARK and stop <= size
             sealed = self._sealed(file.read(stop - at - _HEAD)) if there else None
-            follows = self._turn(sealed, wanted) if sealed is not None else None
+            follows = self._turn(sealed, wanted, known) if sealed is not None else None
             if sealed is not None and follows is not None:
                 whole = whole and follows
                 if whole:

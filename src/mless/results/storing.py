@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _UNITS_IN_PART, _TOKENS_IN_PART = 8, 4096
 #: A row group has about so many values: one layer is read with few others.
 _VALUES_IN_GROUP = 1 << 20
-#: Seconds after which a unit that waits for its part is written to a file.
+#: Seconds after which a unit that waits for its part is written to a file, and bytes that may wait; what comes on top becomes a file at once.
 PATIENCE = 5.0
+_WAITING = 1 << 30
 
 #: A unit's tables by their names, or a function that makes them.
 Tables = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -67,6 +68,15 @@ class Encoded:
     parts: Mapping[str, Sealed] | None
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A unit in memory: when it came, and its bytes; of one whose tables are made later these are not known."""
+
+    since: float
+    tables: Tables
+    bytes: int
+
+
 class Store:
     """The tables of a study's units while it runs. `parts` names all units, in the order of the finished tables."""
 
@@ -78,7 +88,8 @@ class Store:
         self._stored: set[str] = set()
         #: Units that are files, and units in memory with the time at which they came.
         self._files: set[str] = set()
-        self._waiting: dict[str, tuple[float, Tables]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._bytes_waiting = 0
         self._following = 0
 
     def has(self, unit: str) -> bool:
@@ -140,10 +151,17 @@ class Store:
 
     def add(self, unit: str, tables: Tables) -> None:
         """Take a unit that was measured."""
-        self._waiting[unit] = (time.monotonic(), tables)
+        self._drop(unit)
+        size = 0 if callable(tables) else sum(table.nbytes for table in tables.values())
+        self._waiting[unit] = _Waiting(time.monotonic(), tables, size)
+        self._bytes_waiting += size
+
+    def _drop(self, unit: str) -> None:
+        if (one := self._waiting.pop(unit, None)) is not None:
+            self._bytes_waiting -= one.bytes
 
     def ready(self, *, at_once: bool = False) -> Iterator[Ready]:
-        """What can be stored now: parts, and units that waited for too long; `at_once` all that wait.
+        """What can be stored now: parts, and units that waited for too long or are too many; `at_once` all that wait.
 
         What is given counts as handed over only when the next one is asked for, so that nothing is lost if it could not be taken.
         """
@@ -152,18 +170,27 @@ class Store:
             if not all(unit in self._waiting or unit in self._files for unit in part):
                 break
             yield Ready(
-                {unit: self._waiting[unit][1] if unit in self._waiting else None for unit in part}, self._following
+                {unit: self._waiting[unit].tables if unit in self._waiting else None for unit in part}, self._following
             )
             self._following += 1
             for unit in part:
-                self._waiting.pop(unit, None)
+                self._drop(unit)
         # Without tables that grow there is nothing to wait for.
         late = time.monotonic() - (PATIENCE if self._tables and not at_once else 0.0)
-        for unit in [unit for unit, (since, _) in self._waiting.items() if since <= late or unit in self._stored]:
-            yield Ready({unit: self._waiting[unit][1]}, None)
-            self._waiting.pop(unit)
+        while (unit := self._too_long(late)) is not None:
+            yield Ready({unit: self._waiting[unit].tables}, None)
+            self._drop(unit)
             if unit not in self._stored:
                 self._files.add(unit)
+
+    def _too_long(self, late: float) -> str | None:
+        """A unit that cannot wait: it came before that moment, or there is no room for it."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None or self._waiting[oldest].since <= late:
+            return oldest
+        newest = next(reversed(self._waiting))  # the one whose turn is last
+        # One that is in the tables already has no turn.
+        return newest if newest in self._stored or self._bytes_waiting > _WAITING else None
 
     def encode(self, ready: Ready, look: Callable[[str, Mapping[str, Any]], None]) -> Encoded:
         """Make tables and bytes of it; `look` sees each unit's tables first. Several threads may do this at once."""

@@ -239,6 +239,8 @@ class Measurement:
     summed_up: ClassVar[tuple[str, ...]] = ()
     #: Whether units of a group give the same numbers when they are measured apart.
     apart: ClassVar[bool] = False
+    #: Whether groups are measured in this process.
+    measures_here: ClassVar[bool] = True
     #: What the progress says.
     doing: ClassVar[str] = "measuring"
     finishing: ClassVar[str] = "making tables and testing"

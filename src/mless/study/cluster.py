@@ -20,7 +20,7 @@ from mless.errors import BadCluster, MlessError
 from mless.guarded import usable_cores
 from mless.study.bench import Job, Silent, Workers
 from mless.study.shared import Sent, unlike
-from mless.study.sharing import Answered, Failed, Joined, Left, in_a_line
+from mless.study.sharing import ANSWERS_AT_ONCE, Answered, Failed, Joined, Left, in_a_line
 from mless.study.worker import Described, Measured, Started
 
 #: What every process of a study needs before it imports torch; the command sets the same.
@@ -157,9 +157,14 @@ class RayWorkers:
         ready, _ = self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
         if ready:
             ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
+        answers = 0
         for ref in ready:
-            asked = self._refs.pop(ref, None)
-            if asked is not None:  # else its worker was lost in this very loop
+            asked = self._refs.get(ref)
+            if asked is None:  # its worker was lost in this very loop
+                continue
+            answers += asked.what == "measure"
+            if asked.what != "measure" or answers <= ANSWERS_AT_ONCE:
+                del self._refs[ref]
                 self._take(ref, asked)
 
     def _take(self, ref: Any, asked: _Asked) -> None:

@@ -265,7 +265,7 @@ class _Writer:
         def encode(ready: Ready) -> Encoded:
             return store.encode(ready, look)
 
-        return Writing(encode, store.put)
+        return Writing(encode, store.put, measuring_here=measurement.measures_here)
 
     def _recovered(self, units: Sequence[Unit]) -> Store:
         """What an earlier run stored. What is damaged, or another unit in a unit's place, is set aside and measured anew."""
@@ -327,15 +327,14 @@ class _Writer:
     def _measure_all(self, units: Sequence[Unit], missing: Sequence[Unit]) -> int:
         bench, measurement, store = self._bench, self._measurement, self._store
         assert store is not None
-        absent = {unit.key for unit in missing}
-        seen: set[str] = set()
+        absent, seen = {unit.key for unit in missing}, set[str]()
         here = partial(measured, measurement, bench, halved=self._halved)
         with self._writing(store) as writing, _keeping(store, writing):
             groups = list(measurement.groups(bench, missing))
             what = measurement.doing
 
             def show() -> None:
-                done = len(units) - len(absent - seen)
+                done = len(units) - len(absent)
                 self._progress.step(what, done, len(units), measurement.workers_now())
 
             def while_idle() -> None:
@@ -350,12 +349,13 @@ class _Writer:
                     self._note()
                     store.add(unit.key, found)
                     seen.add(unit.key)
+                    absent.discard(unit.key)
                     # What waits must not wait through another group that takes as long as this one.
                     for ready in store.ready(at_once=time.monotonic() - began > PATIENCE):
                         writing.put(ready)
                     what = f"{measurement.doing}, {unit.condition.name}"
                     show()
-            if left := [unit for unit in missing if unit.key not in seen]:
+            if left := [unit for unit in missing if unit.key in absent]:
                 raise BadPlugin(
                     f"{class_of(measurement)}.measure gave nothing for {len(left)} of {len(missing)} units, the first of them item "
                     f"{bench.items[left[0].number].id!r} under {left[0].condition.name!r}; every unit of a group needs its tables"

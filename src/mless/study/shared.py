@@ -45,6 +45,7 @@ class Ready(Crew[Sent, Measured], Protocol):
 class Shared(Measurement):
     """What differs from the measurement in this process; a class of both is made by `shared_out`."""
 
+    measures_here = False
     workers: Ready
     asked: Workers
     _lead: Described

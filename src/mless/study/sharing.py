@@ -18,6 +18,10 @@ Task = TypeVar("Task")
 Found = TypeVar("Found")
 _Task = TypeVar("_Task", contravariant=True)
 
+#: Answers that a crew gives at once. The others wait where they were made, and those who made them are asked for no more: so the driver's memory
+#: does not grow with the number of workers.
+ANSWERS_AT_ONCE = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -59,7 +63,7 @@ class Crew(Protocol[_Task, Found]):
         ...
 
     def events(self, seconds: float) -> Sequence[Joined | Left | Answered[Found] | Failed]:
-        """What has happened since the last call; where nothing has, it is waited for, at most so long."""
+        """What has happened since the last call, with at most `ANSWERS_AT_ONCE` answers; where nothing has, it is waited for, at most so long."""
         ...
 
     def coming(self) -> Mapping[str, str]:
@@ -109,7 +113,13 @@ class Sharing(Generic[Task, Found]):
         self._waiting = list(range(len(tasks)))  # a heap: what was given back goes first
         self._done: set[int] = set()
         self._workers: dict[str, _Worker] = {}
-        self._room: dict[str, None] = {}  # workers that can be asked, the one that has had room for longest first
+        #: Workers that have nothing to do, and those with room for more: the one for whom this is so for longest first.
+        self._free: dict[str, None] = {}
+        self._room: dict[str, None] = {}
+        #: Who has been asked for a task and has not answered; tasks that were given out, and those of them that somebody had begun.
+        self._held: dict[int, set[str]] = {}
+        self._once: list[int] = []
+        self._begun: list[int] = []
         self._deadlines: list[tuple[float, str]] = []
         self._cost: dict[int, int] = {}
         self._alone_since = crew.now()
@@ -153,29 +163,64 @@ class Sharing(Generic[Task, Found]):
     # ---- who does what
 
     def _ask(self) -> None:
-        while self._room and (number := self._following()) is not None:
-            name = next(iter(self._room))
+        """Every step costs the same with one worker as with thousands."""
+        while (name := next(iter(self._free or self._room), None)) is not None:
             worker = self._workers[name]
+            number = self._next_waiting()
+            if number is None and not worker.asked:
+                number = self._next_unanswered()
+            if number is None:
+                return
             if not worker.asked:
                 self._begin(name, worker)
             worker.asked.append(number)
-            if len(worker.asked) == self._at_once:
-                del self._room[name]
+            self._held.setdefault(number, set()).add(name)
+            self._place(name, worker)
             self._crew.ask(name, number, self._tasks[number])
 
-    def _following(self) -> int | None:
-        """The next task. When all are given out, an idle worker gets one that another has not answered yet, too: whoever is first counts."""
+    def _next_waiting(self) -> int | None:
         while self._waiting:
             if (number := heapq.heappop(self._waiting)) not in self._done:
+                self._once.append(number)
                 return number
-        if (idle := next((name for name in self._room if not self._workers[name].asked), None)) is None:
+        return None
+
+    def _next_unanswered(self) -> int | None:
+        """All are given out. An idle worker gets one that another has not answered yet, too: whoever is first counts."""
+        while self._once:
+            number = self._once.pop()  # those that were given out last may not have been begun
+            if self._is_held_once(number):
+                (holder,) = self._held[number]
+                if self._workers[holder].asked[0] != number:
+                    return number
+                self._begun.append(number)
+        while self._begun:
+            if self._is_held_once(number := self._begun.pop()):
+                return number
+        return None
+
+    def _is_held_once(self, number: int) -> bool:
+        """Nobody is a third."""
+        return number not in self._done and len(self._held.get(number, ())) == 1
+
+    def _place(self, name: str, worker: _Worker) -> None:
+        """Keep it among those that can be asked, or not."""
+        self._free.pop(name, None)
+        self._room.pop(name, None)
+        if not worker.asked:
+            self._free[name] = None
+        elif len(worker.asked) < self._at_once:
+            self._room[name] = None
+
+    def _release(self, name: str, number: int) -> _Worker | None:
+        """A worker is done with a task; None where it was not asked, or is gone."""
+        worker = self._workers.get(name)
+        if worker is None or number not in worker.asked:
             return None
-        # It is asked next.
-        self._room = {idle: None, **self._room}
-        # Those that nobody has begun come first, and nobody is a third.
-        held = Counter(number for worker in self._workers.values() for number in worker.asked)
-        behind = [number for worker in self._workers.values() for number in (*worker.asked[1:], *worker.asked[:1])]
-        return next((number for number in behind if held[number] == 1 and number not in self._done), None)
+        worker.asked.remove(number)
+        self._held[number].discard(name)
+        self._place(name, worker)
+        return worker
 
     def _begin(self, name: str, worker: _Worker) -> None:
         worker.since = self._crew.now()
@@ -183,11 +228,9 @@ class Sharing(Generic[Task, Found]):
 
     def _take(self, name: str, number: int) -> bool:
         """Note an answer; whether it is the first to this task."""
-        if (worker := self._workers.get(name)) is not None and number in worker.asked:
-            worker.asked.remove(number)
-            self._room[name] = None
-            if worker.asked:
-                self._begin(name, worker)
+        worker = self._release(name, number)
+        if worker is not None and worker.asked:
+            self._begin(name, worker)
         if number in self._done:
             self.twice += 1
             return False
@@ -204,10 +247,7 @@ class Sharing(Generic[Task, Found]):
                 f"worker {name} could not measure group {number + 1} ({type(fault).__name__}: {fault}); another one tries"
             )
             heapq.heappush(self._waiting, number)
-        worker = self._workers.get(name)
-        if worker is not None and number in worker.asked:
-            worker.asked.remove(number)
-            self._room[name] = None
+        self._release(name, number)
 
     def _count_cost(self, number: int, last: str) -> None:
         self._cost[number] = self._cost.get(number, 0) + 1
@@ -222,13 +262,16 @@ class Sharing(Generic[Task, Found]):
     def _join(self, name: str) -> None:
         if name not in self._workers:
             self._workers[name] = _Worker()
-            self._room[name] = None
+            self._place(name, self._workers[name])
 
     def _lose(self, name: str, why: str) -> None:
         worker = self._workers.pop(name, None)
         if worker is None:
             return
+        self._free.pop(name, None)
         self._room.pop(name, None)
+        for number in worker.asked:
+            self._held[number].discard(name)
         self.lost += 1
         left = [number for number in worker.asked if number not in self._done]
         self._say(f"worker {name} is gone ({why}); {_groups(len(left))} given to others")
@@ -254,7 +297,9 @@ class Sharing(Generic[Task, Found]):
         return min(1.0, max(0.01, nearest))
 
     def _check_alone(self) -> None:
-        if self._workers or self._crew.coming():
+        if self._workers:
+            return
+        if self._crew.coming():
             self._alone_since = self._crew.now()
         if self._crew.now() - self._alone_since > self._patience and len(self._done) < len(self._tasks):
             raise BadCluster(

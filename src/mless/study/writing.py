@@ -26,12 +26,15 @@ _MOST_THREADS = 4
 class Writing(Generic[_Given, _Made]):
     """A queue behind which `make` runs in several threads, and `store` in one, in the order in which things were handed in."""
 
-    def __init__(self, make: Callable[[_Given], _Made], store: Callable[[_Made], None]) -> None:
+    def __init__(
+        self, make: Callable[[_Given], _Made], store: Callable[[_Made], None], *, measuring_here: bool = True
+    ) -> None:
+        """Without `measuring_here` this process has nothing else to do, so all of its cores make."""
         self._make, self._store = make, store
-        threads = max(1, min(_MOST_THREADS, usable_cores() // 2))
+        threads = max(1, min(_MOST_THREADS, usable_cores() // 2) if measuring_here else usable_cores())
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="mless-encoding")
         self._waiting: queue.Queue[Future[_Made] | None] = queue.Queue()
-        self._room = threading.Semaphore(3 * threads)
+        self._room = threading.Semaphore(min(3 * threads, threads + 8))
         self._fault: BaseException | None = None
         self._writer = threading.Thread(target=self._write, name="mless-writing", daemon=True)
 

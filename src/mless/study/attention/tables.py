@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mless import stats
 from mless.guarded import usable_cores
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mless.capture import Attention
 
 Names = Mapping[str, str]
+
+#: Rows of `shares` that are made at once. A column of texts holds at most 2 GiB; beyond that Arrow counts wrongly, and says nothing.
+_ROWS_AT_ONCE = 1 << 22
 
 
 def unit_tables(attention: Attention, names: Names) -> dict[str, pa.Table]:
@@ -144,8 +147,14 @@ def share_tables(bench: Bench, sums: Sums) -> dict[str, pa.Table]:
         rng = np.random.default_rng([spec.seed, s])
         found = share_rows(logs, logs_even, layers, heads, rng, margins=spec.margins_of(), flips=spec.flips)
         common = {**bench.names, "condition": condition, "queries": QUERY_SETS[s]}
-        shares = _item_shares(logs, logs_even, items, layers, heads)
-        return [common | row for row in found], table_of_columns(common | shares, SHARES, len(shares["item"]))
+        present = ~np.isnan(logs).all(axis=0)
+        at_once = max(1, _ROWS_AT_ONCE // (len(layers) * (len(heads) + 1)))
+        pieces: list[pa.Table] = []
+        for at in range(0, len(items), at_once):
+            some = slice(at, at + at_once)
+            shares = _item_shares(logs[some], logs_even[some], present, items[some], layers, heads)
+            pieces.append(table_of_columns(common | shares, SHARES, len(shares["item"])))
+        return [common | row for row in found], pa.concat_tables(pieces)
 
     compare = [(one.name, s) for one in bench.conditions if one.name != "none" for s in range(len(QUERY_SETS))]
     with ThreadPoolExecutor(max(1, min(len(compare), usable_cores()))) as pool:
@@ -158,14 +167,14 @@ def share_tables(bench: Bench, sums: Sums) -> dict[str, pa.Table]:
 def _item_shares(
     logs: Float[np.ndarray, "items layers heads"],
     logs_even: Float[np.ndarray, "items layers"],
+    present: Bool[np.ndarray, "layers heads"],
     items: Sequence[str],
     layers: Sequence[int],
     heads: Sequence[int],
 ) -> dict[str, Any]:
-    """λ, the yardstick and ε of every item, layer and head; head 0 is the mean over the layer's heads."""
+    """λ, the yardstick and ε of every item, layer and head; head 0 is the mean over the layer's heads that are `present` in some item."""
     epsilons = stats.dilution_exponents(logs, logs_even)
     share = np.exp(logs)
-    present = ~np.isnan(logs).all(axis=0)
     with np.errstate(invalid="ignore"):
         mean = np.where(present, share, 0.0).sum(-1) / np.where(present.any(-1), present.sum(-1), np.nan)
     shape = (len(items), len(layers), len(heads) + 1)
