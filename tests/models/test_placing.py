@@ -16,14 +16,14 @@ from accelerate import cpu_offload
 from torch import nn
 
 import mless
-from mless.errors import BadStudy, UnsupportedArchitecture
+from mless.errors import BadFolder, BadStudy, UnsupportedArchitecture
 from mless.models import load, loading
 from mless.models.placing import Place, is_spread
 from mless.models.seams import check_heads
 from mless.proofs import prove, prove_outputs, prove_reading
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study
-from mless.study.bench import Workers
+from mless.study.bench import Silent, Workers
 from mless.values import parse_memory
 from models import walking
 from models.spreading import EVERY, answers, assert_same, everything, in_half, save_deep, weights_elsewhere
@@ -175,28 +175,33 @@ def _numbers(value: Any) -> bool:
     return all(isinstance(one, float | int) for one in rest)
 
 
+class Stopped(Exception):
+    pass
+
+
+class StopsAfterTwo(Silent):
+    """Ends a run of six units after the second."""
+
+    def step(self, what: str, done: int, total: int) -> None:
+        if (done, total) == (2, 6):
+            raise Stopped
+
+
 def test_other_bounds_go_on_and_a_model_on_one_device_does_not(folder: Path, tmp_path: Path) -> None:
     """Numbers do not depend on where layers lie, but a spread model does without fused steps."""
     size = sum(weight.nbytes for weight in load(str(folder)).model.parameters())
+    common = {"model": str(folder), "limit": 3, "length": 5, "prompt": "raw", "system": "a", "batch_size": 1}
 
-    def run(limit: int, **there: Any) -> mless.Outcome:
-        changes = {
-            "model": str(folder),
-            "limit": limit,
-            "length": 5,
-            "prompt": "raw",
-            "conditions": "none,mless",
-            **there,
-        }
-        return run_study(load_study("quick", changes), tmp_path / "r")
+    def run(progress: Silent, **there: Any) -> mless.Outcome:
+        spec = load_study("quick", common | {"conditions": "none,mless"} | there)
+        return run_study(spec, tmp_path / "r", progress)
 
-    first = run(3, device_map="auto", device_memory=f"cpu={size * 3 // 5}B,disk")
-    (tmp_path / "r" / "retained.parquet").unlink()
-    assert first.computed == 6
-    assert run(3, device_map="auto", device_memory=f"cpu={size * 4 // 5}B,disk").computed == 0
-    about = (ResultFolder(first.folder).about() or {})["identity"]
-    assert about["kind of device"] == "cpu, spread"
-    assert not {"device_map", "device_memory"} & about.keys()
+    with pytest.raises(Stopped):
+        run(StopsAfterTwo(), device_map="auto", device_memory=f"cpu={size * 3 // 5}B,disk")
+    with pytest.raises(BadFolder, match="it differs in kind of device"):
+        run(Silent())
+    ended = run(Silent(), device_map="auto", device_memory=f"cpu={size * 4 // 5}B,disk")
+    assert (0 < ended.computed < 6, ended.units) == (True, 6)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
