@@ -244,9 +244,9 @@ class RayWorkers:
             self._connect()
         until = time.monotonic() + self._asked.limit
         while self._first is None:
-            self._show()
             self._look(1.0)
             self._check_somebody(until)
+            self._show()
         return self._first
 
     def _show(self) -> None:
