@@ -2,6 +2,7 @@
 
     python benchmarks/judging.py                          20,000 answers; workers up to the number of usable cores
     python benchmarks/judging.py --answers 400 --workers 1,2
+    python benchmarks/judging.py --study 160000           a whole study of so many scripted answers: stored, judged, compared, reported
 
 Correctness comes first: the table of answers must have the same bytes with every number of workers, and the right answers must be judged right.
 Timed is what a study does with its replies: answers are found in the texts, judged, and put in a table; the start of the workers is inside. Of 20
@@ -16,12 +17,14 @@ import json
 import platform
 import resource
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import mless
 from mless.guarded import usable_cores
@@ -66,24 +69,65 @@ def scripted(answers: int) -> tuple[pa.Table, list[Item], list[bool]]:
     return pa.Table.from_pylist(rows, schema=REPLIES), items, equal
 
 
+def whole_study(answers: int, work: Path) -> dict[str, Any]:
+    """A study of sums under four conditions, each question answered four times by a script: the seconds of its steps, and its page's size."""
+    from mless.report import publish
+    from mless.study import load_study, run_study
+
+    samples, conditions = 4, ("none", "none-again", "mless", "random")
+    items = answers // (samples * len(conditions))
+    script = work / "script.json"
+    script.write_text(json.dumps({"*": f"{'We take what is given and go on from there. ' * 20}So the answer is 42."}))
+    given = {
+        "model": "scripted",
+        "data": f"arithmetic:5:{items}",
+        "conditions": ",".join(conditions),
+        "accuracy.samples": samples,
+        "accuracy.temperature": 0.7,
+    }
+    spec = load_study("accuracy", given | {"accuracy.engine": "scripted", "accuracy.script": str(script)})
+    began = time.perf_counter()
+    outcome = run_study(spec, work / "out")
+    ran = time.perf_counter()
+    publish(outcome.folder, fresh=True)
+    reported = time.perf_counter()
+    about = json.loads((outcome.folder / "study.json").read_text())
+    rows = pq.read_metadata(outcome.folder / "answers.parquet").num_rows
+    sizes = {file.name: file.stat().st_size for file in outcome.folder.rglob("*") if file.is_file()}
+    return {
+        "what": "whole study", "answers": rows, "units": outcome.units, "answering_s": about["timings"]["measure_s"],
+        "judging_and_comparing_s": about["timings"]["finish_s"], "run_s": round(ran - began, 2), "reporting_s": round(reported - ran, 2),
+        "report_mb": round(sizes["report.html"] / 1e6, 2), "study_json_mb": round(sizes["study.json"] / 1e6, 2),
+        "folder_mb": round(sum(sizes.values()) / 1e6, 1),
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=20_000)
     parser.add_argument(
         "--workers", help="numbers of workers, such as 1,2,4; the first one is what the others are compared with"
     )
+    parser.add_argument("--study", type=int, metavar="ANSWERS", help="a whole study instead")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     cores = usable_cores()
     doubled = [2**n for n in range(cores.bit_length()) if 2**n < cores]
     counts = [int(n) for n in asked.workers.split(",")] if asked.workers else [*doubled, cores]
-    replies, items, equal = scripted(asked.answers)
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": platform.machine(),
         "cores": cores,
         "python": platform.python_version(),
     }
+    if asked.study:
+        with tempfile.TemporaryDirectory() as work:
+            row = whole_study(asked.study, Path(work)) | about
+        print(*(f"{name:<24} {value}" for name, value in row.items()), sep="\n")
+        if asked.json:
+            asked.json.write_text(json.dumps(row) + "\n")
+        return
+    replies, items, equal = scripted(asked.answers)
     told: list[dict[str, Any]] = []
     digests: set[str] = set()
     for count in counts:

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"
 Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
-BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups")
+BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups", "driver")
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
 
@@ -378,6 +378,33 @@ def groups() -> str:
     )
 
 
+def driver() -> str:
+    head = ["what", "layers × heads", "workers", "units", "MB", "units a second", "**MB a second**", "memory, MB"]
+    rows = [row for row in _newest(_kept("aarch64-driver")) if row["what"] != "sharing"]
+    made = (
+        [
+            row["what"],
+            f"{row['layers']} × {row['heads']}",
+            f"{row['workers']:,}",
+            row["units"],
+            f"{row['floats_mb']:.0f}",
+            f"{row['units_per_s']:.1f}",
+            f"**{row['mb_per_s']:.0f}**",
+            f"{row['memory_mb']:,}",
+        ]
+        for row in rows
+    )
+    return _table(head, made)
+
+
+def sharing() -> str:
+    rows = _newest(rows_of("aarch64-driver", "sharing"))
+    return _table(
+        ["workers", "groups", "groups a second"],
+        ([f"{row[name]:,}" for name in ("workers", "tasks", "tasks_per_s")] for row in rows),
+    )
+
+
 def _dots(values: Iterable[float], form: str = ".3f") -> str:
     return " · ".join(format(value, form) for value in values)
 
@@ -409,6 +436,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ARM": arm,
     "study": study,
     "groups": groups,
+    "driver": driver,
+    "sharing": sharing,
 }
 
 

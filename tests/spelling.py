@@ -99,7 +99,13 @@ def with_a_prefix(template: str | None = None) -> Any:
 
 
 def model_folder(
-    path: Path, *, template: str | None = None, context: int = 512, broken: str | None = None, seed: int = 0, **shape: int
+    path: Path,
+    *,
+    template: str | None = None,
+    context: int = 512,
+    broken: str | None = None,
+    seed: int = 0,
+    **shape: Any,
 ) -> Path:
     """A tiny random Llama of 2 layers and 4 heads, or another `shape`, with its tokenizer; `broken` is a token whose embedding is NaN."""
     import torch
@@ -107,14 +113,14 @@ def model_folder(
 
     tokenizer = byte_level(template)
     torch.manual_seed(seed)
-    usual = {
+    usual: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=context, **{**usual, **shape})
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=context, **(usual | shape))
     model = LlamaForCausalLM(config)
     if broken is not None:
         (token,) = tokenizer(broken, add_special_tokens=False).input_ids

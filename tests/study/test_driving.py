@@ -57,10 +57,10 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    before = dict(MEASUREMENTS._added)
+    before = dict(MEASUREMENTS._added)  # pyright: ignore[reportPrivateUsage]
     mless.register("measurements", "tokens", Tokens)
     yield Place(tmp_path_factory.mktemp("driving"))
-    MEASUREMENTS._added = before
+    MEASUREMENTS._added = before  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("seed", range(20))

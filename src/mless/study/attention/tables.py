@@ -147,7 +147,7 @@ def share_tables(bench: Bench, sums: Sums) -> dict[str, pa.Table]:
         rng = np.random.default_rng([spec.seed, s])
         found = share_rows(logs, logs_even, layers, heads, rng, margins=spec.margins_of(), flips=spec.flips)
         common = {**bench.names, "condition": condition, "queries": QUERY_SETS[s]}
-        present = ~np.isnan(logs).all(axis=0)
+        present = np.asarray(~np.isnan(logs).all(axis=0))
         at_once = max(1, _ROWS_AT_ONCE // (len(layers) * (len(heads) + 1)))
         pieces: list[pa.Table] = []
         for at in range(0, len(items), at_once):
