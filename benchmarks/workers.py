@@ -37,7 +37,7 @@ def run(asked: argparse.Namespace, workers: int, out: Path) -> dict[str, Any]:
         "from mless.study.bench import Silent, Workers\n"
         "class Steps(Silent):\n"
         "    times = []\n"
-        "    def step(self, what, done, total): self.times.append((time.monotonic(), done, what))\n"
+        "    def step(self, what, done, total, workers=''): self.times.append((time.monotonic(), done, what))\n"
         "where, threads, model, data, limit, out = json.loads(sys.argv[1])\n"
         "fields = {'model': model, 'data': data, 'limit': limit, 'device': 'cpu', 'dtype': 'float32'}\n"
         "spec = load_study('quick', fields, ['batch_size=4'])\n"

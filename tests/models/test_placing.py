@@ -182,7 +182,7 @@ class Stopped(Exception):
 class StopsAfterTwo(Silent):
     """Ends a run of six units after the second."""
 
-    def step(self, what: str, done: int, total: int) -> None:
+    def step(self, what: str, done: int, total: int, workers: str = "") -> None:
         if (done, total) == (2, 6):
             raise Stopped
 

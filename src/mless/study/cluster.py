@@ -130,7 +130,9 @@ class RayWorkers:
             needs = {"num_gpus": 1, "num_cpus": 1} if self._on_gpus else {"num_cpus": self._threads}
             if self._fixed is not None and not self._on_gpus:
                 needs = {"num_cpus": 1}  # Ray was started for just so many
-            environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+            # Threads that spin while they wait take the processors from the other workers.
+            environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+            environment |= {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
             if not self._on_gpus:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
             actor = self._ray.remote(_Actor).options(max_restarts=0, max_task_retries=0, **needs).remote(environment)
