@@ -16,7 +16,7 @@ from accelerate import cpu_offload
 from torch import nn
 
 import mless
-from mless.errors import BadFolder, BadStudy, UnsupportedArchitecture
+from mless.errors import BadCluster, BadFolder, BadStudy, UnsupportedArchitecture
 from mless.models import load, loading
 from mless.models.placing import Place, is_spread
 from mless.models.seams import check_heads
@@ -252,16 +252,16 @@ def test_engines_that_load_by_themselves_refuse_it(engine: str, said: str) -> No
         load_study("accuracy", given)
 
 
-def test_workers_refuse_it(folder: Path, tmp_path: Path) -> None:
-    spec = load_study("quick", {"model": str(folder), "device_map": "auto"})
-    with pytest.raises(BadStudy, match="--workers gives each worker a model on one GPU; leave one of them out"):
-        run_study(spec, tmp_path / "r", workers=Workers("2"))
+def test_workers_with_several_gpus_need_a_model_that_is_spread(folder: Path, tmp_path: Path) -> None:
+    spec = load_study("quick", {"model": str(folder)})
+    with pytest.raises(BadCluster, match=r"--worker-gpus 2, but a model lies on one GPU .*; add --device-map auto"):
+        run_study(spec, tmp_path / "r", workers=Workers("2", gpus=2))
 
 
-def test_workers_refuse_a_model_that_vllm_divides(tmp_path: Path) -> None:
+def test_workers_have_as_many_gpus_as_vllm_divides_layers_among(tmp_path: Path) -> None:
     spec = load_study("accuracy", {"accuracy.engine": "vllm", "accuracy.tensor_parallel": 2})
-    with pytest.raises(BadStudy, match="tensor_parallel = 2 takes several GPUs for one model"):
-        run_study(spec, tmp_path / "r", workers=Workers("2"))
+    with pytest.raises(BadCluster, match=r"tensor_parallel = 2 divides each layer among 2; leave --worker-gpus out"):
+        run_study(spec, tmp_path / "r", workers=Workers("2", gpus=4))
 
 
 def test_a_missing_accelerate_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_the_tables_do_not_depend_on_the_workers(
     }
     for at, where in enumerate(said):
         assert digests(tmp_path / str(at)) == alone[study], where
-    assert "workers: 3 processes with 1 threads each" in said[cluster.address]
+    assert "workers: 3 processes with 1 thread each" in said[cluster.address]
 
 
 def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
@@ -269,6 +269,37 @@ def test_workers_with_other_versions_are_refused_or_said(cluster: Any, tmp_path:
     assert "--mixed" in said
     said = run(QUICK, tmp_path / "r", *more, "--mixed")
     assert "numbers depend on who measured a group" in said
+
+
+def test_clocks_that_differ_change_nothing(
+    alone: dict[tuple[str, ...], dict[str, str]], cluster: Any, tmp_path: Path
+) -> None:
+    """A machine whose clock is a day ahead, and one whose clock is a day behind."""
+    for at, hours in enumerate((24, -24)):
+        place = tmp_path / f"clock{at}"
+        place.mkdir()
+        shifted = f"import time\n_before = time.time\ntime.time = lambda: _before() + {3600 * hours}\n"
+        (place / "sitecustomize.py").write_text(shifted + "print('shifted', file=open(__file__ + '.used', 'w'))\n")
+        path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+        cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
+    said = run(QUICK, tmp_path / "r", "--workers", cluster.address, "--worker-threads", "1", "--worker-limit", "120")
+    assert "workers: 5 processes" in said
+    assert "is gone" not in said
+    assert digests(tmp_path / "r") == alone[QUICK]
+    assert all((tmp_path / f"clock{at}" / "sitecustomize.py.used").exists() for at in range(2))
+
+
+def test_a_model_that_is_spread_in_every_worker(cluster: Any, tmp_path: Path) -> None:
+    """Two workers with two GPUs each, as far as Ray knows; the model's layers lie in memory and on disk."""
+    cluster.add_node(num_cpus=2, num_gpus=4)
+    study = ("quick", "--model", "smollm2", "--limit", "2", "--layers", "1-4", "--set", "batch_size=1")
+    study = (*study, "--device-map", "auto", "--device-memory", "cpu=150MB,disk")
+    run(study, tmp_path / "alone")
+    said = run(study, tmp_path / "r", "--workers", cluster.address, "--worker-gpus", "2", "--worker-threads", "1")
+    assert "workers: 2 with 2 GPUs each" in said
+    assert digests(tmp_path / "r") == digests(tmp_path / "alone")
+    placed = json.loads((tmp_path / "r" / "study.json").read_text())["device"]["placed"]
+    assert "disk" in placed
 
 
 def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:

@@ -80,6 +80,13 @@ class WorkerOptions:
         int | None,
         typer.Option(min=1, help="Threads of each worker: by default the processors shared out, 4 on a cluster."),
     ] = None
+    worker_gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="GPUs of each worker, 1 by default; more with --device-map auto, or as accuracy.tensor_parallel.",
+        ),
+    ] = None
     worker_limit: Annotated[
         float, typer.Option(min=1, help="Seconds after which a worker that has not answered is given up.")
     ] = 3600.0
@@ -95,12 +102,12 @@ class WorkerOptions:
         from mless.study.bench import Workers
 
         if self.workers is None:
-            if self.worker_threads is not None or self.mixed:
+            if self.worker_threads is not None or self.worker_gpus is not None or self.mixed:
                 raise BadStudy(
-                    "--worker-threads and --mixed say how workers run, and none are asked for; add --workers, or leave them out"
+                    "--worker-threads, --worker-gpus and --mixed say how workers run, and none are asked for; add --workers, or leave them out"
                 )
             return None
-        return Workers(self.workers, self.worker_threads, self.mixed, self.worker_limit)
+        return Workers(self.workers, self.worker_threads, self.mixed, self.worker_limit, self.worker_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,8 @@ class Workers:
     mixed: bool = False
     #: Seconds after which one that has not answered is given up.
     limit: float = 3600.0
+    #: GPUs of each; more than one only for a model that is spread or divided among them.
+    gpus: int | None = None
 
 
 @dataclass(frozen=True)

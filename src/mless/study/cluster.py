@@ -21,6 +21,7 @@ from mless.guarded import usable_cores
 from mless.study.bench import Job, Silent, Workers
 from mless.study.shared import Sent, unlike
 from mless.study.sharing import ANSWERS_AT_ONCE, Answered, Failed, Joined, Left, in_a_line
+from mless.study.spec import StudySpec
 from mless.study.worker import Described, Measured, Started
 
 #: What every process of a study needs before it imports torch; the command sets the same.
@@ -82,6 +83,7 @@ class RayWorkers:
 
     def __init__(self, job: Job, asked: Workers) -> None:
         self._job, self._say, self._asked = job, job.progress.say, asked
+        self._each = _gpus_each(job.spec, asked)
         self._ray: Any = None
         self._refs: dict[Any, _Asked] = {}
         self._known: dict[str, _Known] = {}
@@ -95,18 +97,22 @@ class RayWorkers:
 
     def _connect(self) -> None:
         self._ray = _ray()
-        self._fixed = _connect(self._ray, self._asked.where, self._job.spec.device)
+        self._fixed = _connect(self._ray, self._asked.where, self._job.spec.device, self._each)
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
         here = self._fixed is not None and not self._on_gpus
         threads = max(1, usable_cores() // (self._fixed or 1)) if here else _THREADS
         self._threads = self._asked.threads or threads
         self._sent = _to_send(self._job)
-        kind = "GPUs" if self._on_gpus else f"processes with {self._threads} threads each"
-        count = self._wanted()
-        self._say(
-            f"workers: {count} {kind if count != 1 else kind.replace('GPUs', 'GPU').replace('processes', 'process').replace(' each', '')}"
-        )
+        self._say(f"workers: {self._in_words(self._wanted())}")
+
+    def _in_words(self, count: int) -> str:
+        if not self._on_gpus:
+            threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
+            return f"1 process with {threads}" if count == 1 else f"{count} processes with {threads} each"
+        if self._each > 1:
+            return f"1 with {self._each} GPUs" if count == 1 else f"{count} with {self._each} GPUs each"
+        return "1 GPU" if count == 1 else f"{count} GPUs"
 
     # ---- who is there
 
@@ -115,7 +121,11 @@ class RayWorkers:
         if self._fixed is not None:
             return self._fixed
         there = self._ray.cluster_resources()
-        return int(there.get("GPU", 0)) if self._on_gpus else int(there.get("CPU", 0)) // self._threads
+        if not self._on_gpus:
+            return int(there.get("CPU", 0)) // self._threads
+        # A worker's GPUs are those of one machine.
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(int(machine.get("GPU", 0)) // self._each for machine in machines)
 
     def _top_up(self) -> None:
         """Start workers where there is room: at the begin, for one that is gone, and on machines that came later."""
@@ -127,7 +137,7 @@ class RayWorkers:
         for _ in range(min(wanted - len(self._known), 3 * wanted + 3 - self._failed)):
             self._made += 1
             name = str(self._made)
-            needs = {"num_gpus": 1, "num_cpus": 1} if self._on_gpus else {"num_cpus": self._threads}
+            needs = {"num_gpus": self._each, "num_cpus": 1} if self._on_gpus else {"num_cpus": self._threads}
             if self._fixed is not None and not self._on_gpus:
                 needs = {"num_cpus": 1}  # Ray was started for just so many
             # Threads that spin while they wait take the processors from the other workers.
@@ -266,7 +276,9 @@ class RayWorkers:
             )
 
     def _needs(self) -> str:
-        return "a GPU" if self._on_gpus else f"{self._threads} processors"
+        if not self._on_gpus:
+            return f"{self._threads} processors"
+        return "a GPU" if self._each == 1 else f"{self._each} GPUs of one machine"
 
     def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
         # What was asked before belongs to a round that is over.
@@ -344,6 +356,21 @@ class RayWorkers:
         self._ray.shutdown()
 
 
+def _gpus_each(spec: StudySpec, asked: Workers) -> int:
+    """GPUs of each worker: one, as many as vLLM divides a layer among, or as many as were asked for a model that is spread."""
+    divided = spec.accuracy.tensor_parallel if spec.accuracy is not None else None
+    each = asked.gpus or divided or 1
+    if divided is not None and each != divided:
+        raise BadCluster(
+            f"--worker-gpus {each}, but accuracy.tensor_parallel = {divided} divides each layer among {divided}; leave --worker-gpus out"
+        )
+    if each > 1 and divided is None and spec.device_map is None:
+        raise BadCluster(
+            f"--worker-gpus {each}, but a model lies on one GPU unless it is spread; add --device-map auto, or leave --worker-gpus out"
+        )
+    return each
+
+
 def _to_send(job: Job) -> Job:
     """The study as it is sent: what lies on this machine by its whole path, and items that are read already."""
     from mless.models import EMBEDDED
@@ -382,7 +409,7 @@ def _ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, workers: str, device: str) -> int | None:
+def _connect(ray: Any, workers: str, device: str, each: int) -> int | None:
     """Start Ray here for so many workers, or join a cluster; how many workers were asked for, None for as many as the cluster has room for."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if ray.is_initialized():
@@ -397,14 +424,17 @@ def _connect(ray: Any, workers: str, device: str) -> int | None:
         import torch
 
         gpus = 0 if device == "cpu" else torch.cuda.device_count()
-        count = int(workers) if workers.isdigit() else gpus or max(1, usable_cores() // _THREADS)
+        if gpus and each > gpus:
+            raise BadCluster(f"a worker is to have {each} GPUs, but this machine has {gpus}; ask for fewer")
+        count = int(workers) if workers.isdigit() else gpus // each or max(1, usable_cores() // _THREADS)
         if count < 1:
             raise BadCluster(
                 "--workers 0 leaves nobody to measure; give a number from 1 on, auto, or a cluster's HOST:PORT"
             )
-        if gpus and count > gpus:
+        if gpus and count * each > gpus:
+            needed = "one" if each == 1 else str(each)
             raise BadCluster(
-                f"--workers {count}, but this machine has {gpus} GPUs, and each worker needs one; or add --device cpu"
+                f"--workers {count}, but this machine has {gpus} GPUs, and each worker needs {needed}; or add --device cpu"
             )
         try:
             # "local": never one that runs on this machine already.

@@ -62,15 +62,6 @@ def run_job(job: Job) -> Outcome:
         raise BadStudy(
             "--workers shares out what a model computes, but this study's answers come from a server or a script; leave --workers out"
         )
-    if job.spec.device_map is not None:
-        raise BadStudy(
-            "--device-map spreads one model over all GPUs, but --workers gives each worker a model on one GPU; leave one of them out"
-        )
-    divided = (job.spec.accuracy.tensor_parallel if job.spec.accuracy is not None else None) or 1
-    if divided > 1:
-        raise BadStudy(
-            f"accuracy.tensor_parallel = {divided} takes several GPUs for one model, but --workers gives each worker one; leave one of them out"
-        )
     return _shared(measurement, job, job.workers)
 
 
