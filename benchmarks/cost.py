@@ -151,7 +151,8 @@ def check() -> list[str]:
         lines.append(f"| {run} | {what} | {measured:.2f} | {calculated:.2f} | {off} |")
 
     for row in rows_of("h200-study", "quick, 2000 prompts"):
-        made = Study(MODELS[0], row["units"] // 4, tokens=row["tokens"] / row["units"], group=4096, shared=False)
+        group = row.get("group_tokens", 4096)
+        made = Study(MODELS[0], row["units"] // 4, tokens=row["tokens"] / row["units"], group=group, shared=False)
         name = f"H200, run {row['run']}{', compiles its kernels' if row['run'] == 1 else ''}"
         second = row["run"] == 2
         beside(name, "plain forwards, s", row["plain_16_s"], made.forwards_s, fitted=second)

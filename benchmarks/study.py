@@ -196,6 +196,7 @@ def main() -> None:
         else f"cpu, {torch.get_num_threads()} threads",
         "tokens": sum(map(len, prompts)),
         "units": len(prompts),
+        "group_tokens": about["group_tokens"],
         **plain,
         **about["timings"],
         "whole_s": round(whole, 2),

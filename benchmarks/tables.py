@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"
 Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
-BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups", "driver")
+BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups", "driver", "workers")
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
 
@@ -117,6 +117,16 @@ def aims() -> str:
         at_least(f"H200, tokens a second, {rows} row{'s' if rows > 1 else ''}", least, speeds, ",.0f")
     at_least("CPU, tokens over the best `generate`'s, bf16", 1.8, _over_generate("bfloat16"))
     at_least("CPU, tokens over the best `generate`'s, fp32", 3, _over_generate("float32"))
+    studies = [row for row in _kept("h200-study") if row["run"] != 1]  # run 1 compiles its kernels
+    at_most("H200, whole study over its plain forwards", 3, [row["ratio"] for row in studies], ".2f")
+    at_most("the same, folder over its floats", 1.1, [row["folder_over_floats"] for row in studies], ".2f")
+    at_most("the same, memory over the model's, GB", 4, [row["memory_gb"] for row in studies], ".1f")
+    at_most("the same, one item with all heads, ms", 60, [row["one_item_ms"] for row in studies], ".0f")
+    at_most("the same, one head over 500 items, ms", 500, [row["one_head_ms"] for row in studies], ".0f")
+    here = [row["ratio"] for row in _kept("aarch64-study")]
+    at_most("CPU (2 cores, aarch64), whole study over its plain forwards", 1.3, here, ".2f")
+    four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
+    at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
     made = []
     for what, sought, found, held, form in lines:
         hit = sum(map(held, found))
@@ -370,6 +380,13 @@ def study() -> str:
     return _table(head, ([row["run"], *(f"{row[name]:.4g}" for name in (*fields, *more))] for row in kept))
 
 
+def workers() -> str:
+    head = ["workers", "threads each", "prompts a second", "over one", "whole command, s"]
+    kept = _newest(_kept("h200host-workers"))
+    fields = ("workers", "threads", "rate", "over_first", "whole_s")
+    return _table(head, ([row[name] for name in fields] for row in kept))
+
+
 def groups() -> str:
     kept = _kept("h200-groups")
     return _table(
@@ -435,6 +452,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation on a CPU": generation_cpu,
     "ARM": arm,
     "study": study,
+    "workers": workers,
     "groups": groups,
     "driver": driver,
     "sharing": sharing,
