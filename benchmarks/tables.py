@@ -23,7 +23,17 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "README.md"
 Row = dict[str, Any]
 OTHERS = {"llama-3.1-8b": "Llama-3.1-8B", "gemma3-4b": "Gemma3-4B"}
-BENCHMARKS = ("received", "received-other-shapes", "long-prompts", "generation", "arm", "study", "groups", "driver", "workers")
+BENCHMARKS = (
+    "received",
+    "received-other-shapes",
+    "long-prompts",
+    "generation",
+    "arm",
+    "study",
+    "groups",
+    "driver",
+    "workers",
+)
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
 

@@ -84,7 +84,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         for workers in asked.workers:
             row = run(asked, workers, Path(place) / str(workers))
-            row = {"what": "quick by workers", "model": asked.model, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "cores": usable_cores(), **row}
+            row = {
+                "what": "quick by workers",
+                "model": asked.model,
+                "date": time.strftime("%Y-%m-%d"),
+                "torch": torch.__version__,
+                "cores": usable_cores(),
+                **row,
+            }
             rows.append(row | {"over_first": round(row["rate"] / rows[0]["rate"], 2) if rows else 1.0})
             print(json.dumps(rows[-1]), flush=True)
     if len({row["tables"] for row in rows}) != 1:

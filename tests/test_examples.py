@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,11 @@ ROOT = Path(__file__).parent.parent
 def test_example_runs(script, capsys):
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_the_slurm_script_is_bash() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "examples" / "cluster.slurm")], check=True)
 
 
 def test_the_readmes_python_is_the_first_example(capsys):

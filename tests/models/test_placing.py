@@ -110,9 +110,14 @@ def test_a_part_of_the_layers_is_placed_too(folder: Path) -> None:
     np.testing.assert_allclose(other.received, one.received, atol=1e-5)
 
 
-def test_what_lies_on_disk_is_reached_as_long_as_the_model_is_used(folder: Path) -> None:
+def test_what_lies_on_disk_is_reached_as_long_as_the_model_is_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests make such folders too.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def views() -> set[Path]:
-        return set(Path(tempfile.gettempdir()).glob("mless-*"))
+        return set(tmp_path.glob("mless-*"))
 
     before = views()
     model = in_half(folder, "cpu", "disk")
@@ -292,6 +297,21 @@ def test_a_family_that_passes_its_hooks_by_is_refused(tmp_path: Path, family: st
     size = sum(weight.nbytes for weight in load(str(tmp_path)).model.parameters())
     with pytest.raises(UnsupportedArchitecture, match="uses weights past the hooks"):
         load(str(tmp_path), device_map="auto", device_memory=f"cpu={size * 2 // 3}B,disk")
+
+
+@pytest.mark.parametrize(
+    "names", ["memory.max memory.current", "memory/memory.limit_in_bytes memory/memory.usage_in_bytes"]
+)
+def test_the_memory_of_a_batch_job_bounds_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    """A container or a batch job may take less than its machine has."""
+    (tmp_path / "memory").mkdir()
+    for name, size in zip(names.split(), (5_000_000, 4_990_000), strict=True):
+        (tmp_path / name).write_text(f"{size}\n")
+    monkeypatch.setattr("mless.models.placing._CGROUP", tmp_path)
+    with pytest.raises(BadStudy, match="does not fit even so"):
+        load(str(folder), device_map="auto")
 
 
 def test_without_a_gpu_a_model_that_fits_is_on_the_cpu(folder: Path) -> None:

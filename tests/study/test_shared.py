@@ -141,6 +141,28 @@ def test_one_goes_on_where_the_others_were_killed(tiny: Path, tmp_path: Path, mo
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
 
 
+def test_study_json_names_a_worker_before_its_units_are_stored(tiny: Path, tmp_path: Path) -> None:
+    """The driver is killed; another run, with other workers, must know of these."""
+
+    class Killed(InThisProcess):
+        answered: ClassVar[dict[str, None]] = {}
+
+        def events(self, seconds: float) -> Any:
+            if len(self.answered) == 2:
+                raise KeyboardInterrupt
+            found = super().events(seconds)
+            self.answered.update(dict.fromkeys(one.worker for one in found if isinstance(one, Answered)))
+            return found
+
+        def known(self) -> list[dict[str, str]]:
+            return [{"where": name} for name in self.answered]
+
+    with pytest.raises(KeyboardInterrupt):
+        shared("quick", tiny, tmp_path / "r", Killed)
+    about = json.loads((tmp_path / "r" / "study.json").read_text())
+    assert about["workers"] == [{"where": "a"}, {"where": "b"}]
+
+
 def test_an_idle_worker_takes_over_what_a_slow_one_has(tiny: Path, tmp_path: Path) -> None:
     class Slow(InThisProcess):
         """The second worker takes two groups and never answers."""

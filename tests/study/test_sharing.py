@@ -116,6 +116,25 @@ def test_a_fault_of_the_measuring_ends_the_study() -> None:
         share(Failing(0, 0, Habits()), 3)
 
 
+class OneBroken(SimulatedCrew):
+    """The first worker cannot do anything: its GPU has a fault that stays."""
+
+    def ask(self, worker: str, number: int, task: int) -> None:
+        super().ask(worker, number, task)
+        if worker == "worker-1":
+            self._coming = [one for one in self._coming if not self._lost(one, worker, 0.0)]
+            self._at(self.now() + 0.1, Failed(worker, number, RuntimeError("CUDA error")))
+
+
+def test_a_worker_that_fails_is_ended_and_the_others_go_on() -> None:
+    said: list[str] = []
+    sharing: Sharing[int, int] = Sharing(OneBroken(3, 0, Habits()), list(range(30)), say=said.append)
+    assert_each_once(list(sharing.results()), 30)
+    assert said == [
+        "worker worker-1 is gone (it could not measure group 1: RuntimeError: CUDA error); 2 groups are given to others"
+    ]
+
+
 class Steady(SimulatedCrew):
     """Every group takes ten seconds, the second worker's two hundred."""
 

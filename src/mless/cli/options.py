@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,8 +88,9 @@ class WorkerOptions:
         ),
     ] = None
     worker_limit: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a worker that has not answered is given up.")
-    ] = 3600.0
+        float | None,
+        typer.Option(min=1, help="Seconds after which a worker that has not answered is given up: 3600 by default."),
+    ] = None
     mixed: Annotated[
         bool,
         typer.Option(
@@ -102,12 +103,13 @@ class WorkerOptions:
         from mless.study.bench import Workers
 
         if self.workers is None:
-            if self.worker_threads is not None or self.worker_gpus is not None or self.mixed:
+            if self.mixed or not (self.worker_threads is self.worker_gpus is self.worker_limit is None):
                 raise BadStudy(
-                    "--worker-threads, --worker-gpus and --mixed say how workers run, and none are asked for; add --workers, or leave them out"
+                    "--worker-threads, --worker-gpus, --worker-limit and --mixed say how workers run, and none are asked for; add --workers, or leave them out"
                 )
             return None
-        return Workers(self.workers, self.worker_threads, self.mixed, self.worker_limit, self.worker_gpus)
+        given = Workers(self.workers, self.worker_threads, self.mixed, gpus=self.worker_gpus)
+        return given if self.worker_limit is None else replace(given, limit=self.worker_limit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,8 @@ from mless.values import check_device_map, named_layers
 
 #: A layer's number in the name of a weight.
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+#: Where Linux keeps what a container or a batch job may take.
+_CGROUP = Path("/sys/fs/cgroup")
 #: Of memory that is free and not bounded by the user, this share may hold weights. transformers takes the same.
 _SHARE = 0.9
 
@@ -120,6 +122,10 @@ def _try_out(model: nn.Module, device: torch.device, label: str) -> None:
             f"{label}: its code uses weights past the hooks that bring them in from CPU memory or disk (in {fault}); it can be spread over GPUs "
             "only: allow more with --device-memory"
         ) from None
+    except (NotImplementedError, RuntimeError) as fault:
+        raise UnsupportedArchitecture(
+            f"{label} does not run when it is spread ({first_line(fault)}); leave --device-map out, or load fewer layers with --layers"
+        ) from fault
 
 
 #: What the hooks themselves do with such tensors; it computes nothing.
@@ -164,9 +170,24 @@ def _room(bounds: Mapping[str, int | None]) -> dict[str, int]:
         bound = bounds.get(name)
         room[name] = int(free * _SHARE) if bound is None else min(bound, free)
     bound = bounds.get("cpu")
-    free = psutil.virtual_memory().available
+    left = _left_to_this_job()
+    free = psutil.virtual_memory().available if left is None else min(psutil.virtual_memory().available, left)
     room["cpu"] = int(free * _SHARE) if bound is None else min(bound, free)
     return room
+
+
+def _left_to_this_job() -> int | None:
+    """Bytes of memory that a container or a batch job may still take; None where there is no such limit."""
+    for most, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = (_CGROUP / most).read_text(encoding="utf-8").strip()
+            return int(limit) - int((_CGROUP / used).read_text(encoding="utf-8")) if limit.isdigit() else None
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _shown(room: Mapping[str, int]) -> str:

@@ -81,9 +81,10 @@ def encode_part(units: Mapping[str, pa.Table], layers_at_once: int, key: Mapping
     """Units of one table as a sealed part. Where the rows belong to layers, so many layers are a row group, so that they can be read apart."""
     import pyarrow as pa
 
-    cut = [_by_layers(_plain(table), layers_at_once) for table in units.values()]
+    plain = [_plain(table) for table in units.values()]
+    cut = [_by_layers(table, layers_at_once) for table in plain]
     if len({len(pieces) for pieces in cut}) > 1:
-        cut = [[table] for table in units.values()]  # units with other layers than their neighbours cannot be cut alike
+        cut = [[table] for table in plain]  # units with other layers than their neighbours cannot be cut alike
     groups = list(zip(*cut, strict=True))
     rows = [[len(piece) for piece in group] for group in groups]
     whole = [pa.concat_tables(group).combine_chunks() for group in groups]

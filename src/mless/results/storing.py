@@ -82,6 +82,7 @@ class Store:
 
     def __init__(self, folder: ResultFolder, tables: Sequence[str], parts: Sequence[Sequence[str]]) -> None:
         self.folder, self._parts = folder, [list(part) for part in parts] if tables else []
+        self._turns = {unit: at for at, unit in enumerate(unit for part in self._parts for unit in part)}
         self._tables = {name: folder.growing(name) for name in tables}
         #: Units that an earlier run left in each table, and those that are in all of them.
         self._grown: dict[str, set[str]] = {}
@@ -188,9 +189,10 @@ class Store:
         oldest = next(iter(self._waiting), None)
         if oldest is None or self._waiting[oldest].since <= late:
             return oldest
-        newest = next(reversed(self._waiting))  # the one whose turn is last
-        # One that is in the tables already has no turn.
-        return newest if newest in self._stored or self._bytes_waiting > _WAITING else None
+        newest = next(reversed(self._waiting))
+        if newest in self._stored:  # it is in the tables already, so it has no turn
+            return newest
+        return max(self._waiting, key=lambda unit: self._turns.get(unit, 0)) if self._bytes_waiting > _WAITING else None
 
     def encode(self, ready: Ready, look: Callable[[str, Mapping[str, Any]], None]) -> Encoded:
         """Make tables and bytes of it; `look` sees each unit's tables first. Several threads may do this at once."""

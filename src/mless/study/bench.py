@@ -377,6 +377,10 @@ class Measurement:
         """What other processes that measure do now, in a line; empty where there are none."""
         return ""
 
+    def workers_known(self) -> int:
+        """How many other processes have measured something of this study."""
+        return 0
+
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         """The tables of each unit of a group, in any order. A function is called for them in another thread, while the next group is measured."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,14 +33,15 @@ _ENVIRONMENT = (
     "ONEDNN_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
     "MLESS_CACHE",
+    "MLESS_PLUGINS",
     "HF_HUB_OFFLINE",
 )
 #: Threads of a worker of a cluster, unless asked for.
 _THREADS = 4
 #: Seconds in which a cluster's head has to be reached.
 _REACH = 10.0
-#: Seconds between two looks at how many workers the cluster has room for, and without any worker before it is given up.
-_LOOK, _NOBODY = 2.0, 600.0
+#: Seconds between two looks at how many workers the cluster has room for.
+_LOOK = 2.0
 
 
 class _Actor:
@@ -49,11 +51,14 @@ class _Actor:
         os.environ.update(environment)
         self._worker: Any = None
 
-    def load(self, job: Job, threads: int) -> Described:
+    def load(self, job: Job, threads: int) -> tuple[Described, str]:
+        """What it has loaded, and the id of its machine."""
+        import ray  # pyright: ignore[reportMissingImports] an extra
+
         from mless.study.worker import Worker
 
         self._worker = Worker(job, threads)
-        return self._worker.describe()
+        return self._worker.describe(), ray.get_runtime_context().get_node_id()
 
     def start(self, stored: Mapping[str, Any] | None, resumed: bool, given: Mapping[str, Any]) -> Started:
         return self._worker.start(stored, resumed, given)
@@ -64,10 +69,12 @@ class _Actor:
 
 @dataclass
 class _Known:
-    """A worker: its actor, and what it said of itself once it has loaded."""
+    """A worker: its actor, since when it loads or checks, and what it said of itself once it has loaded."""
 
     actor: Any
+    since: float
     described: Described | None = None
+    machine: str = ""
     joined: bool = False
 
 
@@ -94,10 +101,14 @@ class RayWorkers:
         self._history: dict[str, dict[str, str]] = {}
         self._made = self._failed = 0
         self._looked = 0.0
+        #: Workers that are not alike, by machine: there is no use in starting them again. And why the last one could not begin.
+        self._unlike: Counter[str] = Counter()
+        self._why = ""
 
     def _connect(self) -> None:
-        self._ray = _ray()
-        self._fixed = _connect(self._ray, self._asked.where, self._job.spec.device, self._each)
+        ray = _ray()
+        self._fixed = _connect(ray, self._asked.where, self._job.spec.device, self._each)
+        self._ray = ray  # from here on it is ours, and `close` ends it
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
         here = self._fixed is not None and not self._on_gpus
@@ -117,15 +128,13 @@ class RayWorkers:
     # ---- who is there
 
     def _wanted(self) -> int:
-        """How many workers there is room for."""
+        """How many workers there is room for. A worker's processors and GPUs are those of one machine."""
         if self._fixed is not None:
-            return self._fixed
-        there = self._ray.cluster_resources()
-        if not self._on_gpus:
-            return int(there.get("CPU", 0)) // self._threads
-        # A worker's GPUs are those of one machine.
-        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return sum(int(machine.get("GPU", 0)) // self._each for machine in machines)
+            return self._fixed - self._unlike.total()
+        what, each = ("GPU", self._each) if self._on_gpus else ("CPU", self._threads)
+        machines = [node for node in self._ray.nodes() if node["Alive"]]
+        room = {node["NodeID"]: int(node["Resources"].get(what, 0)) // each for node in machines}
+        return sum(max(0, count - self._unlike[name]) for name, count in room.items())
 
     def _top_up(self) -> None:
         """Start workers where there is room: at the begin, for one that is gone, and on machines that came later."""
@@ -137,7 +146,8 @@ class RayWorkers:
         for _ in range(min(wanted - len(self._known), 3 * wanted + 3 - self._failed)):
             self._made += 1
             name = str(self._made)
-            needs = {"num_gpus": self._each, "num_cpus": 1} if self._on_gpus else {"num_cpus": self._threads}
+            # Processors are not what limits workers with GPUs.
+            needs = {"num_gpus": self._each, "num_cpus": 0} if self._on_gpus else {"num_cpus": self._threads}
             if self._fixed is not None and not self._on_gpus:
                 needs = {"num_cpus": 1}  # Ray was started for just so many
             # Threads that spin while they wait take the processors from the other workers.
@@ -146,7 +156,7 @@ class RayWorkers:
             if not self._on_gpus:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
             actor = self._ray.remote(_Actor).options(max_restarts=0, max_task_retries=0, **needs).remote(environment)
-            self._known[name] = _Known(actor)
+            self._known[name] = _Known(actor, self.now())
             self._refs[actor.load.remote(self._sent, self._threads)] = _Asked(name, "load")
 
     def _lose(self, name: str, why: str) -> None:
@@ -158,17 +168,20 @@ class RayWorkers:
         if known.joined:
             self._events.append(Left(name, why))
         else:
+            self._why = f"; worker {name}: {why}"
             self._say(f"worker {name} is gone before it began ({why})")
 
     def _look(self, seconds: float) -> None:
         """Take what has come in."""
+        self._end_late()
         self._top_up()
         if not self._refs:
             time.sleep(min(seconds, 0.2))
             return
-        ready, _ = self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
+        # Not fetched: what is not taken now stays on its worker's machine.
+        ready, _ = self._ray.wait(list(self._refs), num_returns=1, timeout=seconds, fetch_local=False)
         if ready:
-            ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
+            ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0, fetch_local=False)
         answers = 0
         for ref in ready:
             asked = self._refs.get(ref)
@@ -179,10 +192,16 @@ class RayWorkers:
                 del self._refs[ref]
                 self._take(ref, asked)
 
+    def _end_late(self) -> None:
+        """Give up those that load or check for too long, or for which there never was room."""
+        for name, known in list(self._known.items()):
+            if not known.joined and self.now() - known.since > self._asked.limit:
+                self._lose(name, f"it has not begun within {self._asked.limit:g} s (--worker-limit)")
+
     def _take(self, ref: Any, asked: _Asked) -> None:
         faults = self._ray.exceptions
         try:
-            found = self._ray.get(ref)
+            found = self._ray.get(ref, timeout=self._asked.limit)
         except faults.RayTaskError as fault:
             self._refuse(asked, fault.cause if isinstance(fault.cause, Exception) else fault)
         except faults.RayError as fault:  # it is gone, or what it had found is lost with its machine
@@ -212,10 +231,11 @@ class RayWorkers:
         elif known is None:
             return
         elif asked.what == "load":
-            known.described = found
+            described, known.machine = found
+            known.described = described
             if self._first is None:
-                self._first = found
-            elif not self._fits(asked.worker, _differences(self._first, found)):
+                self._first = described
+            elif not self._fits(asked.worker, _differences(self._first, described)):
                 return
             if self._started is not None:
                 self._begin(asked.worker)
@@ -232,11 +252,19 @@ class RayWorkers:
             return True
         where = self._known[name].described
         line = f"worker {name} ({where.where if where else 'unknown'}) differs from the first one in {', '.join(differences)}"
-        if not self._asked.mixed:
-            line += "; its numbers would differ in their last digits. Use workers that are alike, or add --mixed and accept that"
+        other = [what for what in differences if not _is_taken_mixed(what)]
+        if other or not self._asked.mixed:
+            line += (
+                f": it measures something else ({', '.join(other)}). Give all workers the same files"
+                if other
+                else "; its numbers would differ in their last digits. Use workers that are alike, or add --mixed and accept that"
+            )
             if self._started is None or not any(known.joined for known in self._known.values()):
                 raise BadCluster(line)
-            self._lose(name, line)  # it came later: the others go on
+            # It came later: the others go on.
+            self._unlike[self._known[name].machine] += 1
+            self._lose(name, line)
+            self._failed -= 1
             return False
         self._say(f"{line}: numbers depend on who measured a group, and the same command may give others (--mixed)")
         return True
@@ -245,7 +273,7 @@ class RayWorkers:
         """Let a worker check the instrument, with what the first one had found."""
         assert self._started is not None
         known = self._known[name]
-        known.joined = False
+        known.joined, known.since = False, self.now()
         given = self._started
         self._refs[known.actor.start.remote(dict(given.about), True, given.given)] = _Asked(name, "start")
 
@@ -268,11 +296,11 @@ class RayWorkers:
         if not self._known and self._looked:
             raise BadCluster(
                 f"no worker has begun: there is no room for one ({self._needs()}; --worker-threads), or those that tried have failed; is mless "
-                "installed there, in the same version?"
+                f"installed there, in the same version?{self._why}"
             )
         if time.monotonic() > until:
             raise BadCluster(
-                f"no worker has begun within {self._asked.limit:g} s; is there room for one ({self._needs()})? More time: --worker-limit"
+                f"no worker has begun within {self._asked.limit:g} s; is there room for one ({self._needs()})? More time: --worker-limit{self._why}"
             )
 
     def _needs(self) -> str:
@@ -285,7 +313,7 @@ class RayWorkers:
         self._started, self._events = None, []
         self._refs = {ref: asked for ref, asked in self._refs.items() if asked.what == "load"}
         for known in self._known.values():
-            known.joined = False
+            known.joined, known.since = False, self.now()
         until = time.monotonic() + self._asked.limit
         while True:
             name = next((name for name, known in self._known.items() if known.described is not None), None)
@@ -386,11 +414,19 @@ def _to_send(job: Job) -> Job:
     )
 
 
+_COMPUTES = "what it computes with"
+
+
 def _differences(first: Described, other: Described) -> list[str]:
     found = unlike(first.identity, other.identity)
     if first.hardware != other.hardware:
-        found.append(f"what it computes with ({other.hardware}, and not {first.hardware})")
+        found.append(f"{_COMPUTES} ({other.hardware}, and not {first.hardware})")
     return found + [f"version of {name}" for name in unlike(first.versions, other.versions)]
+
+
+def _is_taken_mixed(what: str) -> bool:
+    """Whether workers that differ in this measure the same thing, but for last digits."""
+    return what.endswith(" in use") or what == "kind of device" or what.startswith(("version of ", _COMPUTES))
 
 
 def _first_line(fault: BaseException) -> str:

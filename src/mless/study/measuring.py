@@ -187,6 +187,7 @@ class _Writer:
     ) -> None:
         self._measurement, self._bench, self._progress = measurement, bench, job.progress
         self._identity = identity
+        self._workers_known = 0
         self._store: Store | None = None
         subject = bench.subject
         assert subject is not None
@@ -369,10 +370,11 @@ class _Writer:
         self.write(complete=False)
 
     def _note(self) -> None:
-        """Record what computes, before anything that it computed is stored."""
+        """Record what computes, and who, before anything that it computed is stored."""
         used = _together(self._about.get("implementations", {}), self._measurement.implementations)
-        if used != self._about.get("implementations"):
-            self._about["implementations"] = used
+        known = self._measurement.workers_known()
+        if used != self._about.get("implementations") or known != self._workers_known:
+            self._about["implementations"], self._workers_known = used, known
             self.write(complete=False)
 
 

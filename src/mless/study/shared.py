@@ -139,6 +139,9 @@ class Shared(Measurement):
             self._now, self._looked = self._sharing.now(), time.monotonic()
         return self._now
 
+    def workers_known(self) -> int:
+        return len(self.workers.known())
+
     def _pieces(self, group: Group) -> list[Group]:
         """The group, or parts of it where this does not change its numbers."""
         if not self.apart:

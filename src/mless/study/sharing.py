@@ -238,16 +238,16 @@ class Sharing(Generic[Task, Found]):
         return True
 
     def _fail(self, name: str, number: int, fault: Exception) -> None:
-        """A worker could not do it. What the user can mend is raised; anything else may be that machine's fault, so another one tries."""
-        if number not in self._done:
-            if isinstance(fault, MlessError):
-                raise fault
-            self._count_cost(number, f"{name} ({type(fault).__name__}: {fault})")
-            self._say(
-                f"worker {name} could not measure group {number + 1} ({type(fault).__name__}: {fault}); another one tries"
-            )
-            heapq.heappush(self._waiting, number)
-        self._release(name, number)
+        """A worker could not do it. What the user can mend is raised. Anything else may be that process's fault: it is ended, and another one tries."""
+        if number in self._done:
+            worker = self._release(name, number)
+            if worker is not None and worker.asked:
+                self._begin(name, worker)
+            return
+        if isinstance(fault, MlessError):
+            raise fault
+        self._crew.end(name)
+        self._lose(name, f"it could not measure group {number + 1}: {type(fault).__name__}: {fault}")
 
     def _count_cost(self, number: int, last: str) -> None:
         self._cost[number] = self._cost.get(number, 0) + 1
