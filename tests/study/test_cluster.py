@@ -22,7 +22,7 @@ from spelling import model_folder
 pytestmark = pytest.mark.ray
 THREADS = {"OMP_NUM_THREADS": "1"}
 #: One prompt in a group, so that there are many groups.
-QUICK = ("quick", "--model", "smollm2", "--limit", "6", "--set", "batch_size=1")
+QUICK = ("quick", "--model", "smollm2", "--limit", "6", "--layers", "1-12", "--set", "batch_size=1")
 SMALL = ("quick", "--model", "smollm2", "--limit", "2", "--layers", "1-2", "--set", "batch_size=1")
 TUNE = ("tune", "--data", "arithmetic:1:8", "--c", "0.05", "--p1", "95", "--method", "grid", "--max-new-tokens", "2")
 ANSWERS = ("accuracy", "--model", "smollm2", "--data", "arithmetic:1:6", "--max-new-tokens", "8")
