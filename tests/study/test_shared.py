@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from heard import Heard
-from mless.errors import BadStudy
+from mless import capture
+from mless.errors import BadFolder, BadStudy
 from mless.study import load_study, measuring, run_study
 from mless.study.bench import Job, Silent, Workers
 from mless.study.kinds import measurement_of
@@ -161,6 +164,45 @@ def test_study_json_names_a_worker_before_its_units_are_stored(tiny: Path, tmp_p
         shared("quick", tiny, tmp_path / "r", Killed)
     about = json.loads((tmp_path / "r" / "study.json").read_text())
     assert about["workers"] == [{"where": "a"}, {"where": "b"}]
+
+
+def test_a_worker_out_of_memory_runs_its_group_in_halves(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = capture.received_later
+
+    def little_memory(model: Any, prompts: Any, **named: Any) -> Any:
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return run(model, prompts, **named)
+
+    monkeypatch.setattr(capture, "received_later", little_memory)
+    said = shared("quick", tiny, tmp_path / "shared", batch_size=3)
+    assert (
+        sum(line.startswith("out of memory with 3 prompts at once: this group runs in halves.") for line in said) == 2
+    )
+    assert json.loads((tmp_path / "shared" / "study.json").read_text())["groups_halved"] == 2
+    run_study(spec_of("quick", tiny, batch_size=3), tmp_path / "alone")
+    assert tables(tmp_path / "shared") == tables(tmp_path / "alone")
+
+
+def test_a_full_disk_loses_only_what_was_under_way(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared("quick", tiny, tmp_path / "whole")
+    sync, left = os.fsync, [6]
+
+    def full(file: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    with monkeypatch.context() as scope:
+        scope.setattr(os, "fsync", full)
+        with pytest.raises(BadFolder, match="No space left on device; fix that and run the same command again"):
+            shared("quick", tiny, tmp_path / "r")
+    assert not json.loads((tmp_path / "r" / "study.json").read_text())["complete"]
+    shared("quick", tiny, tmp_path / "r")
+    assert tables(tmp_path / "r") == tables(tmp_path / "whole")
 
 
 def test_an_idle_worker_takes_over_what_a_slow_one_has(tiny: Path, tmp_path: Path) -> None:
