@@ -76,6 +76,9 @@ class StandIn:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0}
 
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "one", "Alive": True, "Resources": self.cluster_resources()}]
+
     def remote(self, kind: Any) -> Any:
         def options(**needs: Any) -> Any:
             self.needs.append(needs)
@@ -112,11 +115,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-def run(tiny: Path, out: Path, **asked: Any) -> list[str]:
-    """Run a small study by two workers; what was said."""
+def run(tiny: Path, out: Path, where: str = "2", threads: int = 1, **asked: Any) -> list[str]:
+    """Run a small study by workers, two unless others are asked for; what was said."""
     given = {"limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", "batch_size": 1}
     told = Heard()
-    run_study(load_study("quick", {"model": str(tiny), **given}), out, told, workers=Workers("2", 1, **asked))
+    run_study(load_study("quick", {"model": str(tiny), **given}), out, told, workers=Workers(where, threads, **asked))
     return told.lines
 
 
@@ -216,3 +219,18 @@ def test_workers_with_gpus_need_no_processors_of_their_own(
     said = run(tiny, tmp_path / "r")
     assert "workers: 2 GPUs" in said
     assert ray.needs == [{"num_gpus": 1, "num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}] * 2
+
+
+@pytest.mark.parametrize("where", ["0", "x", "two words:1", "host:port"])
+def test_what_names_no_workers_is_refused(where: str, tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadCluster, match=r"^--workers .*HOST:PORT"):
+        run(tiny, tmp_path / "r", where)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_machine_too_small_for_a_worker_is_said(
+    ray: StandIn, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    with pytest.raises(BadCluster, match="4 processors of one machine, and the largest has 2; --worker-threads"):
+        run(tiny, tmp_path / "r", "head:6379", threads=4)

@@ -90,6 +90,7 @@ class RayWorkers:
 
     def __init__(self, job: Job, asked: Workers) -> None:
         self._job, self._say, self._asked = job, job.progress.say, asked
+        _check_where(asked.where)
         self._each = _gpus_each(job.spec, asked)
         self._ray: Any = None
         self._refs: dict[Any, _Asked] = {}
@@ -304,8 +305,13 @@ class RayWorkers:
             )
 
     def _needs(self) -> str:
+        if self._fixed is not None and not self._on_gpus:
+            return f"{self._threads} threads"
         if not self._on_gpus:
-            return f"{self._threads} processors"
+            largest = max(
+                (int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0
+            )
+            return f"{self._threads} processors of one machine, and the largest has {largest}"
         return "a GPU" if self._each == 1 else f"{self._each} GPUs of one machine"
 
     def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
@@ -382,6 +388,15 @@ class RayWorkers:
         for name in list(self._known):
             self.end(name)
         self._ray.shutdown()
+
+
+def _check_where(workers: str) -> None:
+    if workers.isdigit() and not int(workers):
+        raise BadCluster(
+            "--workers 0 leaves nobody to measure; give a number from 1 on, auto, or a cluster's HOST:PORT"
+        )
+    if not re.fullmatch(r"auto|\d+|[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+", workers):
+        raise BadCluster(f"--workers {workers!r} is no number, not auto, and no HOST:PORT of a Ray cluster's head")
 
 
 def _gpus_each(spec: StudySpec, asked: Workers) -> int:
@@ -463,10 +478,6 @@ def _connect(ray: Any, workers: str, device: str, each: int) -> int | None:
         if gpus and each > gpus:
             raise BadCluster(f"a worker is to have {each} GPUs, but this machine has {gpus}; ask for fewer")
         count = int(workers) if workers.isdigit() else gpus // each or max(1, usable_cores() // _THREADS)
-        if count < 1:
-            raise BadCluster(
-                "--workers 0 leaves nobody to measure; give a number from 1 on, auto, or a cluster's HOST:PORT"
-            )
         if gpus and count * each > gpus:
             needed = "one" if each == 1 else str(each)
             raise BadCluster(
@@ -480,8 +491,6 @@ def _connect(ray: Any, workers: str, device: str, each: int) -> int | None:
                 f"Ray does not start here: {_first_line(fault)}; `ray start --head` may say more"
             ) from None
         return count
-    if not re.fullmatch(r"[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+", workers):
-        raise BadCluster(f"--workers {workers!r} is no number, not auto, and no HOST:PORT of a Ray cluster's head")
     host, port = workers.rsplit(":", 1)
     try:
         # Ray itself would try for minutes.
