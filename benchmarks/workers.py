@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,7 @@ def main() -> None:
                 "model": asked.model,
                 "date": time.strftime("%Y-%m-%d"),
                 "torch": torch.__version__,
+                "cpu": platform.machine(),
                 "cores": usable_cores(),
                 **row,
             }

@@ -172,10 +172,11 @@ def test_a_killed_driver_loses_nothing(
         while driver.poll() is None and stored(out) <= now and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(rng.random() * 0.3)
-        if driver.poll() is not None:
-            break
-        os.kill(driver.pid, signal.SIGKILL)
+        ended = driver.poll() is not None
+        driver.kill()
         driver.communicate()
+        if ended:
+            break
         assert stored(out) >= now
         now = stored(out)
     run(QUICK, out, *more)
