@@ -380,7 +380,9 @@ def test_a_whole_study_with_arm(tmp_path: Path):
 @needs_vllm
 def test_a_model_divided_among_two_processes_answers_as_a_whole_one(tmp_path: Path):
     """Of a tiny model with four heads; the embedded one's nine cannot be halved."""
-    model = save_model(tmp_path / "m", "llama", hidden_size=256, intermediate_size=384, num_hidden_layers=2)
+    model = save_model(
+        tmp_path / "m", "llama", hidden_size=256, head_dim=64, intermediate_size=384, num_hidden_layers=2
+    )
     small = ("--model", str(model), "--prompt", "raw", "--conditions", "none,mless", "--length", "5")
     told(tmp_path / "whole", *small)
     told(tmp_path / "divided", *small, "--set", "accuracy.tensor_parallel=2")

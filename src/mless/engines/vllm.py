@@ -97,6 +97,9 @@ class VllmEngine:
         if tensor_parallel > 1:
             # Processes of vLLM's own; the engine's core, which keeps the order of requests, stays in this one.
             arguments |= {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "mp"}
+            if platform.is_cpu():
+                # By itself vLLM wants a NUMA node for each process.
+                os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", _shared_out(tensor_parallel))
         if arm or platform.is_cpu():
             # Compiling takes longer than a short study. On a GPU graphs give most of the speed, but they cannot change with ARM.
             arguments["enforce_eager"] = True
@@ -321,6 +324,14 @@ class VllmEngine:
             finish="length" if answer.finish_reason == "length" else "stop",
             token_ids=tuple(answer.token_ids),
         )
+
+
+def _shared_out(processes: int) -> str:
+    """This process's cores among so many processes, as vLLM writes it: "0,1|2,3"."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // processes)
+    parts = [cores[at * each : (at + 1) * each] or cores[-1:] for at in range(processes)]
+    return "|".join(",".join(map(str, part)) for part in parts)
 
 
 def opened(given: Opening) -> VllmEngine:
