@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mless.errors import BadCluster, MlessError
+from mless.errors import BadCluster, MlessError, first_line
 from mless.guarded import usable_cores
 from mless.study.bench import Job, Silent, Workers
+from mless.study.identity import is_circumstance
 from mless.study.shared import Sent, unlike
 from mless.study.sharing import ANSWERS_AT_ONCE, Answered, Failed, Joined, Left, in_a_line
 from mless.study.spec import StudySpec
@@ -206,7 +207,7 @@ class RayWorkers:
         except faults.RayTaskError as fault:
             self._refuse(asked, fault.cause if isinstance(fault.cause, Exception) else fault)
         except faults.RayError as fault:  # it is gone, or what it had found is lost with its machine
-            self._lose(asked.worker, _first_line(fault))
+            self._lose(asked.worker, first_line(fault))
         else:
             self._answer(asked, found)
 
@@ -219,9 +220,9 @@ class RayWorkers:
             raise (
                 fault
                 if isinstance(fault, MlessError)
-                else BadCluster(f"worker {asked.worker} could not begin: {_first_line(fault)}")
+                else BadCluster(f"worker {asked.worker} could not begin: {first_line(fault)}")
             )
-        self._lose(asked.worker, _first_line(fault))
+        self._lose(asked.worker, first_line(fault))
 
     def _answer(self, asked: _Asked, found: Any) -> None:
         known = self._known.get(asked.worker)
@@ -334,7 +335,7 @@ class RayWorkers:
             except self._ray.exceptions.RayTaskError as fault:
                 self._refuse(_Asked(name, "start"), fault.cause if isinstance(fault.cause, Exception) else fault)
             except self._ray.exceptions.RayError as fault:
-                self._lose(name, _first_line(fault))
+                self._lose(name, first_line(fault))
             else:
                 break
         if found.again is not None:
@@ -441,12 +442,7 @@ def _differences(first: Described, other: Described) -> list[str]:
 
 def _is_taken_mixed(what: str) -> bool:
     """Whether workers that differ in this measure the same thing, but for last digits."""
-    return what.endswith(" in use") or what == "kind of device" or what.startswith(("version of ", _COMPUTES))
-
-
-def _first_line(fault: BaseException) -> str:
-    lines = str(fault).strip().splitlines()
-    return lines[0] if lines else type(fault).__name__
+    return is_circumstance(what) or what.startswith(("version of ", _COMPUTES))
 
 
 def _ray() -> Any:
@@ -487,9 +483,7 @@ def _connect(ray: Any, workers: str, device: str, each: int) -> int | None:
             # "local": never one that runs on this machine already.
             ray.init("local", num_cpus=count, num_gpus=gpus, include_dashboard=False, **quiet)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as fault:
-            raise BadCluster(
-                f"Ray does not start here: {_first_line(fault)}; `ray start --head` may say more"
-            ) from None
+            raise BadCluster(f"Ray does not start here: {first_line(fault)}; `ray start --head` may say more") from None
         return count
     host, port = workers.rsplit(":", 1)
     try:
@@ -498,7 +492,7 @@ def _connect(ray: Any, workers: str, device: str, each: int) -> int | None:
         ray.init(address=workers, **quiet)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as fault:
         raise BadCluster(
-            f"no Ray cluster that takes this process at {workers}: {_first_line(fault)}; is its head running (ray start --head), has this machine joined "
+            f"no Ray cluster that takes this process at {workers}: {first_line(fault)}; is its head running (ray start --head), has this machine joined "
             "it (ray start --address), and is the token the same (docs/cluster.md)?"
         ) from None
     return None

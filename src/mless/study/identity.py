@@ -171,3 +171,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def is_circumstance(name: str) -> bool:
+    """Whether a part of an identity is about what the model was computed with, and not about what was measured."""
+    return name.endswith(" in use") or name == "kind of device"

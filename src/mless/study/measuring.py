@@ -28,6 +28,7 @@ from mless.study.identity import (
     default_folder,
     differing,
     identity_of,
+    is_circumstance,
     recorded,
     rerun_command,
     versions,
@@ -421,9 +422,6 @@ def _check_tables(measurement: Measurement, found: Mapping[str, pa.Table]) -> No
 
 # ---- computing some of it again --------------------------------------------------------------------------------------
 
-#: What may differ from the stored study, because the numbers are then compared within tolerances.
-_CIRCUMSTANCES = (" in use", "kind of device")
-
 
 @dataclass(frozen=True)
 class Again:
@@ -467,7 +465,7 @@ def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, numb
 
 
 def _check_comparable(stored: Mapping[str, Any], identity: Mapping[str, str]) -> None:
-    different = [name for name in differing(stored, identity) if not name.endswith(_CIRCUMSTANCES)]
+    different = [name for name in differing(stored, identity) if not is_circumstance(name)]
     if different:
         raise BadFolder(
             f"what is at hand here is not what the folder was made from: it differs in {', '.join(different)}"

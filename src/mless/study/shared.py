@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from mless.errors import BadCluster
 from mless.results.storing import Tables
 from mless.study.bench import Bench, Group, Measurement, Progress, StartAgain, Unit, Workers
+from mless.study.identity import is_circumstance
 from mless.study.sharing import Crew, Sharing
 from mless.study.subject import Subject
 from mless.study.worker import Described, Measured, Started, of_all
@@ -66,7 +67,7 @@ class Shared(Measurement):
     def identity_loaded(self, bench: Bench) -> dict[str, str]:
         bench.device = self._lead.device
         found = super().identity_loaded(bench)
-        return found | {name: value for name, value in self._lead.identity.items() if _of_loading(name)}
+        return found | {name: value for name, value in self._lead.identity.items() if is_circumstance(name)}
 
     def check_loaded(self, bench: Bench, identity: Mapping[str, str]) -> None:
         """What study.json will say of this process must be true of the workers."""
@@ -149,10 +150,6 @@ class Shared(Measurement):
         engine: Mapping[str, Any] = self._about.get("engine") or {}
         size = int(engine.get("slots") or engine.get("max_num_seqs") or _ANSWERS)
         return [Group(group.units[at : at + size], group.width) for at in range(0, len(group.units), size)]
-
-
-def _of_loading(name: str) -> bool:
-    return name.endswith(" in use") or name == "kind of device"
 
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
