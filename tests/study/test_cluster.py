@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,22 +164,30 @@ def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
 def test_a_killed_driver_loses_nothing(
     alone: dict[tuple[str, ...], dict[str, str]], cluster: Any, tmp_path: Path, moments: int
 ) -> None:
+    """At random moments: while it starts, while it measures, while it makes its tables."""
     out, rng = tmp_path / "r", random.Random(moments)
     more = ("--workers", cluster.address, "--worker-threads", "1")
-    now = 0
-    for _ in range(moments):
-        driver = subprocess.Popen(command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 240
-        while driver.poll() is None and stored(out) <= now and time.monotonic() < until:
+    began = time.monotonic()
+    run(QUICK, out, *more)
+    whole = time.monotonic() - began
+    killed = 0
+    while killed < moments:
+        if (out / "study.json").exists() and json.loads((out / "study.json").read_text())["complete"]:
+            assert digests(out) == alone[QUICK]
+            shutil.rmtree(out)
+        driver = subprocess.Popen(
+            command(QUICK, out, *more), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        # Half of them once something is stored: the start takes most of a run's time.
+        until, before = time.monotonic() + rng.random() * whole, stored(out)
+        while killed % 2 and driver.poll() is None and stored(out) <= before and time.monotonic() < until + 60:
             time.sleep(0.01)
-        time.sleep(rng.random() * 0.3)
-        ended = driver.poll() is not None
-        driver.kill()
-        driver.communicate()
-        if ended:
-            break
-        assert stored(out) >= now
+        time.sleep(rng.random() * whole / 10 if killed % 2 else max(0.0, until - time.monotonic()))
         now = stored(out)
+        killed += driver.poll() is None
+        driver.kill()
+        driver.wait()
+        assert stored(out) >= now
     run(QUICK, out, *more)
     assert digests(out) == alone[QUICK]
 
@@ -188,9 +197,11 @@ def test_an_interrupted_command_leaves_no_process_and_what_was_stored(
     alone: dict[tuple[str, ...], dict[str, str]], tmp_path: Path, whole_group: bool
 ) -> None:
     out, more = tmp_path / "r", ("--workers", "2", "--worker-threads", "1")
+    # A shell that starts pytest in the background has it ignore interrupts, and what it starts would inherit that.
     driver = subprocess.Popen(
-        command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     now = wait_for_more(out, 0, driver)
     started = children(driver.pid)
     # A terminal interrupts the command and everything it started.
