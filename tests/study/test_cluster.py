@@ -144,7 +144,7 @@ def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
     alone: dict[tuple[str, ...], dict[str, str]], cluster: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "r"
-    more = ("--workers", cluster.address, "--worker-threads", "1", "--worker-limit", "30")
+    more = ("--workers", cluster.address, "--worker-threads", "1", "--worker-limit", "90")
     driver = subprocess.Popen(command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True)
     now = wait_for_more(out, 0, driver)
     cluster.remove_node(sorted(cluster.worker_nodes, key=id)[0], allow_graceful=False)
