@@ -213,6 +213,21 @@ AFFINE_POINTS = schema(
     *(axis + name for name in ("", "_after", "_measured", "_constant", "_outputs", "_moves") for axis in "xy"),
 )  # fmt: skip
 
+# ---- likelihood ------------------------------------------------------------------------------------------------------
+
+#: A row per item and metric: sums of log p in nats, or what docs/likelihood.md says of the metric.
+SCORES = schema("item", "metric", "value", "n_tokens")
+#: A row per token of the reference solution: its log p, and the distribution it is drawn from, beside `none`'s.
+SOLUTION_TOKENS = schema("item", ("position", pa.int32()), "token", "logp", "entropy", "kl", "agree")
+#: A row per short text scored after the prompt: the answer, other items' answers, options.
+CANDIDATES = schema("item", ("number", pa.int32()), ("role", pa.string()), ("text", pa.string()), "logp", "n_tokens")
+LIKELIHOOD = schema("item", "metric", "value", "delta", "n_tokens")
+#: A row per condition and metric, against `none`. Null where a metric is described and not tested, and for the A/A control.
+EFFECTS = schema(
+    "metric", ("n", pa.int32()), "value", "none", "delta", "lo", "hi", "p", "p_again", "p_adjusted", "alpha", "equivalent_p", "margin",
+    "mde", "skewed", "verdict",
+)  # fmt: skip
+
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 #: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and

@@ -15,7 +15,7 @@ from mless.errors import BadFolder
 from mless.results.folder import GROUPED, SEALED, ResultFolder
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
-from mless.study.spec import StudySpec
+from mless.study.spec import LikelihoodTable, StudySpec
 from mless.values import Item
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ UNITS_FORMAT = "units_format"
 #: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
+#: Fields of a table that do not change what is measured.
+_JUDGING = {"accuracy": (*ANALYSIS, *FETCHING), "likelihood": tuple(LikelihoodTable().judged())}
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
@@ -60,10 +62,11 @@ def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -
     """
     left_out = ("model", "figure", "title", "primary", "device_memory", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
-    if accuracy := changed.pop("accuracy", None):
-        written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
-        drawn = {k: v for k, v in accuracy.items() if k not in (*ANALYSIS, *FETCHING) and v != written[k]}
-        changed |= {"accuracy": drawn} if drawn else {}
+    for table, judging in _JUDGING.items():
+        if (own := changed.pop(table, None)) is not None:
+            written: dict[str, Any] = spec._as_written[table] or {}  # pyright: ignore[reportPrivateUsage]
+            drawn = {key: value for key, value in own.items() if key not in judging and value != written.get(key)}
+            changed |= {table: drawn} if drawn or not written else {}
     mark = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6] if changed else ""
     return Path("results") / "-".join(filter(None, [slug(spec.name), slug(label), mark]))
 
@@ -79,7 +82,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "primary")
+        if key not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "likelihood", "primary")
     }
     if spec.group_tokens is None:
         del fields["group_tokens"]  # what is then used is known once the model is loaded

@@ -22,6 +22,7 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
         "attention": "mless.study.attention.measure:AttentionMeasurement",
         "activations": "mless.study.activations.measure:ActivationMeasurement",
         "affine": "mless.study.affine.measure:AffineMeasurement",
+        "likelihood": "mless.study.likelihood.measure:LikelihoodMeasurement",
         "accuracy": "mless.study.accuracy.measure:AccuracyMeasurement",
         "tune": "mless.study.tuning.measure:TuningMeasurement",
     },

@@ -163,6 +163,26 @@ class AffineTable(BaseModel):
     holds: float = Field(default=0.9, gt=0, le=1)  # a form holds where the whole interval of its R² is at least this
 
 
+class LikelihoodTable(BaseModel):
+    """How solutions and answers are scored: ``[likelihood]``. A study that has it measures log-probabilities and not attention."""
+
+    model_config = _FORBID
+    others: Annotated[int, _at_most(limits.OTHER_ANSWERS)] = Field(default=16, ge=1)  # other items' answers in a contrast
+    again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
+    # Changes smaller than these would not matter (equivalence test).
+    solution_margin: float = Field(default=0.005, gt=0)  # nats a token of the solution, and of entropy
+    answer_margin: float = Field(default=0.1, gt=0)  # nats of an answer, of a contrast, or between options
+    choice_margin: float = Field(default=USUAL_MARGIN, gt=0, lt=1)  # share of right choices
+
+    def measured(self) -> dict[str, Any]:
+        """The settings that stored numbers depend on."""
+        return {"others": self.others}
+
+    def judged(self) -> dict[str, Any]:
+        """The settings that only judge them."""
+        return {name: value for name, value in self.model_dump().items() if name.endswith("_margin")}
+
+
 class TuneTable(BaseModel):
     """Which of ARM's parameters are tried, and on what: ``[tune]``, in a study that has [accuracy]. ``[arm]`` is the grid's centre.
 
@@ -306,7 +326,7 @@ class AccuracyTable(BaseModel):
 
 
 #: Measurements with a table of their own in a study. `tune` comes first, because such a study has [accuracy] too.
-_WITH_A_TABLE = ("tune", "accuracy", "activations", "affine")
+_WITH_A_TABLE = ("tune", "accuracy", "activations", "affine", "likelihood")
 
 
 class StudySpec(BaseModel):
@@ -348,6 +368,7 @@ class StudySpec(BaseModel):
     accuracy: AccuracyTable | None = None
     activations: ActivationsTable | None = None
     affine: AffineTable | None = None
+    likelihood: LikelihoodTable | None = None
     tune: TuneTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes

@@ -1,0 +1,258 @@
+"""Log-probabilities of given texts after a prompt, and how the next-token distributions along the first text differ from another prompt's.
+
+No tensor of tokens × vocabulary is kept: states of the tokens that are asked about go through the model's own head a block at a time. A row's
+bits depend on its own tokens, on the row's padded length and on the number of rows, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from mless.capture.branching import Branches, BranchMask, own_rule
+from mless.capture.forwards import own_forward, sdpa_forward
+from mless.capture.seam import Call, attending
+from mless.errors import BadAttention, BadStudy
+from mless.models import LoadedModel
+
+#: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
+HEAD_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One row: what the model says of every token after the prompt."""
+
+    #: log p of each text's tokens, given what is before them on their way.
+    texts: tuple[Float64[np.ndarray, " _"], ...]
+    #: Of the distribution that each token of the first text is drawn from, in nats.
+    entropy: Float64[np.ndarray, " first"]
+    #: Against the distributions given as `against`; NaN where none were given. kl = Σ p log(p / q), where q is this row's.
+    kl: Float64[np.ndarray, " first"]
+    #: Whether both have the same most likely token; NaN where none were given.
+    agree: Float64[np.ndarray, " first"]
+    #: The states from which the first text's tokens are predicted.
+    states: Float[Tensor, "first width"]
+
+
+class Scorer:
+    """Reads log-probabilities from a model that was loaded with its head."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._decoder: nn.Module = model.model.get_decoder()
+
+    def __call__(
+        self,
+        rows: Sequence[Branches],
+        against: Sequence[Float[Tensor, "first width"] | None] | None = None,
+        *,
+        count: int | None = None,
+        length: int | None = None,
+        tell: Callable[[Int64[Tensor, "rows tokens"]], None] | None = None,
+    ) -> list[Scores]:
+        """One forward of the rows, filled up to `count` rows of `length` tokens. `tell` gets each token's place on its way, before it."""
+        against = against or [None] * len(rows)
+        with torch.inference_mode():
+            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell)
+            return self._read(rows, states, against)
+
+    # ---- from tokens to states
+
+    def _states(
+        self, rows: Sequence[Branches], count: int, length: int, tell: Callable[[Tensor], None] | None
+    ) -> Float[Tensor, "rows tokens width"]:
+        place = self._model.device
+        ids, positions, depth = (torch.zeros(count, length, dtype=torch.long) for _ in range(3))
+        # What fills up sees itself only.
+        end = torch.arange(1, length + 1).repeat(count, 1)
+        real = torch.zeros(count, length, dtype=torch.long)
+        real[:, 0] = 1  # a row of nothing but padding has no softmax
+        hidden = torch.zeros(count, 2, dtype=torch.long)
+        for at, row in enumerate(rows):
+            own = slice(0, len(row))
+            ids[at, own], positions[at, own] = torch.from_numpy(row.ids), torch.from_numpy(row.positions)
+            depth[at, own], end[at, own] = torch.from_numpy(row.depth), torch.from_numpy(row.end)
+            real[at, own] = 1
+            hidden[at] = torch.tensor(row.hidden or (0, 0))
+        given: dict[str, Any] = {}
+        branched = any(row.branched or row.hidden for row in rows)
+        if branched or any(row.prompt.position_ids is not None for row in rows):
+            given["position_ids"] = positions.to(place)
+        if tell is not None:
+            tell(depth.to(place))
+        seen = (end.to(place), depth.to(place), hidden.to(place) if bool(hidden.any()) else None)
+        with _seeing(self._model.model, *seen) if branched else nullcontext():
+            out = self._decoder(input_ids=ids.to(place), attention_mask=real.to(place), use_cache=False, **given)
+        return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+
+    # ---- from states to numbers
+
+    def _read(
+        self,
+        rows: Sequence[Branches],
+        states: Float[Tensor, "rows tokens width"],
+        against: Sequence[Float[Tensor, "first width"] | None],
+    ) -> list[Scores]:
+        length = states.shape[1]
+        asked = [_Asked(row, at * length) for at, row in enumerate(rows)]
+        firsts = sum(len(one.first) for one in asked)
+        # The states before the first texts' tokens, then all others: only the first are compared.
+        at = np.concatenate([*(one.first for one in asked), *(one.others for one in asked)])
+        flat = states.reshape(-1, states.shape[-1])
+        wanted = flat.index_select(0, torch.from_numpy(at).to(flat.device))
+        partners = _beside(asked, against, wanted)
+        place = np.zeros(len(rows) * length, np.int64)
+        place[at] = np.arange(len(at))
+        # Tokens in the order of the states that predict them.
+        state = np.concatenate([place[one.parents] for one in asked])
+        token = np.concatenate([row.ids[len(row.prompt) :] for row in rows])
+        order = np.argsort(state, kind="stable")
+        logp = np.empty(len(state))
+        entropy, kl, agree = (np.full(firsts, np.nan) for _ in range(3))
+        for first, block in self._blocks(wanted):
+            last = first + len(block)
+            here = order[slice(*np.searchsorted(state[order], (first, last)))]
+            every = self._logits(block).log_softmax(-1)
+            row, column = (torch.from_numpy(one).to(every.device) for one in (state[here] - first, token[here]))
+            logp[here] = _numbers(every[row, column])
+            if first >= firsts:
+                continue
+            kept = slice(first, min(last, firsts))
+            count = kept.stop - first
+            ours = every[:count]
+            entropy[kept] = _numbers(-(ours.exp() * ours).sum(-1))
+            if partners is None:
+                continue
+            theirs = self._logits(self._filled(partners[kept], len(block)))[:count].log_softmax(-1)
+            kl[kept] = _numbers((theirs.exp() * (theirs - ours)).sum(-1))
+            agree[kept] = _numbers(theirs.argmax(-1) == ours.argmax(-1))
+        return list(_apart(rows, asked, states, against, logp, (entropy, kl, agree)))
+
+    def _blocks(self, states: Float[Tensor, "states width"]) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
+        for first in range(0, len(states), HEAD_BLOCK):
+            yield first, self._filled(states[first : first + HEAD_BLOCK], HEAD_BLOCK)
+
+    def _filled(self, states: Float[Tensor, "some width"], count: int) -> Float[Tensor, "block width"]:
+        """On a GPU so many states: products of another size may have other bits, and their number depends on the neighbours."""
+        if states.device.type == "cpu" or len(states) == count:
+            return states
+        return torch.cat([states, states.new_zeros(count - len(states), states.shape[1])])
+
+    def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
+        """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
+        with _answering(self._decoder, states[None]):
+            ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
+            return self._model.model(input_ids=ids, use_cache=False).logits[0].float()
+
+
+class _Asked:
+    """Which of a row's states predict what is asked about; places in the states of all rows, one after another."""
+
+    def __init__(self, row: Branches, offset: int) -> None:
+        self.parents = offset + row.parent[len(row.prompt) :]
+        self.path = row.paths[0] if row.paths else np.empty(0, np.int64)
+        self.first = offset + row.parent[self.path]
+        self.others = np.setdiff1d(self.parents, self.first)
+
+
+def _numbers(values: Tensor) -> Float64[np.ndarray, " values"]:
+    return values.double().cpu().numpy()
+
+
+def _beside(
+    asked: Sequence[_Asked], against: Sequence[Tensor | None], wanted: Float[Tensor, "states width"]
+) -> Float[Tensor, "firsts width"] | None:
+    """The states to compare with, in the order of the first texts' own."""
+    if all(one is None for one in against):
+        return None
+    for row, one in zip(asked, against, strict=True):
+        if one is not None and len(one) != len(row.first):
+            raise BadStudy(f"the first text has {len(row.first)} tokens, but is to be compared with one of {len(one)}; give the same text")
+    rows = [wanted.new_zeros(len(row.first), wanted.shape[1]) if one is None else one.to(wanted.device) for row, one in zip(asked, against, strict=True)]
+    return torch.cat(rows)
+
+
+def _apart(
+    rows: Sequence[Branches],
+    asked: Sequence[_Asked],
+    states: Float[Tensor, "rows tokens width"],
+    against: Sequence[Tensor | None],
+    logp: Float64[np.ndarray, " after"],
+    along: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> Iterator[Scores]:
+    """Each row's own numbers."""
+    token = first = 0
+    for at, (row, one) in enumerate(zip(rows, asked, strict=True)):
+        known = len(row.prompt)
+        own = logp[token : token + len(row) - known]
+        entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
+        token, first = token + len(own), first + len(one.first)
+        if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
+            raise BadAttention(
+                f"item {row.prompt.item!r}, condition {row.prompt.condition!r}: a log-probability is not finite (NaN or infinite); try --dtype float32, or "
+                "check the checkpoint"
+            )
+        nothing = np.full(len(one.first), np.nan)
+        compared = against[at] is not None
+        before = torch.from_numpy(row.parent[one.path]).to(states.device)
+        yield Scores(
+            tuple(own[path - known] for path in row.paths),
+            entropy,
+            kl if compared else nothing,
+            agree if compared else nothing,
+            states[at].index_select(0, before),
+        )
+
+
+@contextmanager
+def _seeing(
+    model: nn.Module,
+    end: Int64[Tensor, "rows tokens"],
+    depth: Int64[Tensor, "rows tokens"],
+    hidden: Int64[Tensor, "rows 2"] | None,
+) -> Generator[None]:
+    """Inside the block every token sees its own way only."""
+    made: dict[tuple[int, torch.device], tuple[Any, BranchMask]] = {}
+
+    def mask(call: Call) -> BranchMask:
+        own, place = own_rule(call), call.query.device
+        # The rule is kept beside the mask, so that its id is not given to another.
+        if (id(own), place) not in made:
+            there = None if hidden is None else hidden.to(place)
+            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own)
+        return made[id(own), place][1]
+
+    def attend(call: Call) -> Tensor:
+        seen = replace(call, mask=mask(call))
+        plain = all(call.score[name] is None for name in ("softcap", "sinks"))
+        return sdpa_forward(seen) if plain else own_forward(seen)
+
+    with attending(model, attend):
+        yield
+
+
+@contextmanager
+def _answering(decoder: nn.Module, states: Float[Tensor, "1 block width"]) -> Generator[None]:
+    """Inside the block the decoder returns these states, whatever it is given."""
+    own = vars(decoder).get("forward")
+
+    def forward(*_: Any, **__: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=cast("Any", states))
+
+    decoder.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del decoder.forward
+        else:
+            decoder.forward = own
