@@ -43,6 +43,12 @@ class Item:
     answer: str | None = None
     #: What related items have in common; statistics then count it as one unit.
     cluster: str | None = None
+    #: A worked solution that ends in the answer.
+    solution: str | None = None
+    #: The options of a multiple-choice question, A first.
+    choices: tuple[str, ...] | None = None
+    #: Which of `choices` is right, counted from 0; `answer` is as the data give it.
+    right: int | None = None
 
 
 #: A median absolute deviation times this is the standard deviation, for values that are normally distributed.

@@ -21,6 +21,7 @@ from mless.cli.options import (
     Primary,
     PromptOptions,
     Sets,
+    SolutionField,
     WorkerOptions,
 )
 from mless.cli.progress import ProgressBar
@@ -75,6 +76,7 @@ class RunOptions:
     compute: ComputeOptions
     system: Annotated[str | None, typer.Option(help="The system text, in place of the study's."), StudyField()] = None
     answer_field: AnswerField = None
+    solution_field: SolutionField = None
     answers: AnswerOptions
     # No study field: a study file must not be able to allow it.
     run_code: Annotated[

@@ -33,7 +33,7 @@ _JUDGING = {"accuracy": (*ANALYSIS, *FETCHING), "likelihood": tuple(LikelihoodTa
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
-_SELECTING = ("data", "question_field", "answer_field", "limit", "only")
+_SELECTING = ("data", "question_field", "answer_field", "solution_field", "limit", "only")
 
 #: What leads to where the layers lie; whether they are spread is compared once the model is loaded (`LoadedModel.kind`).
 _PLACING = ("device_map", "device_memory")
@@ -96,6 +96,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     files = [tokens / name for name in names] if tokens is not None else []
     tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
+    # Solutions and choices are no part of it, so that folders from before there were any go on; who measures them adds them.
     rows = digest([[item.id, item.question, item.answer] for item in items])
     return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
 

@@ -340,6 +340,7 @@ class StudySpec(BaseModel):
     data: str = "bundled"
     question_field: str | None = None
     answer_field: str | None = None
+    solution_field: str | None = None  # worked solutions; guessed unless given
     limit: Annotated[int, _at_most(limits.ITEMS)] | None = Field(default=None, ge=1)
     only: Names = []  # ids of the items to take; all unless given
     prompt: Literal["auto", "chat", "raw"] = "auto"
@@ -482,6 +483,7 @@ class StudySpec(BaseModel):
             self.data,
             question_field=self.question_field,
             answer_field=self.answer_field,
+            solution_field=self.solution_field,
             limit=self.limit,
             seed=self.seed,
             cluster_field=self.accuracy.cluster_field if self.accuracy is not None else None,
