@@ -210,9 +210,15 @@ def prove_scores(
 
 def _check_scores(model: LoadedModel, row: Branches, found: Scores) -> float:
     known, ids = len(row.prompt), torch.from_numpy(row.ids)[None].to(model.device)
-    more = {} if row.prompt.position_ids is None else {"position_ids": torch.from_numpy(row.positions)[None].to(model.device)}
+    more = (
+        {}
+        if row.prompt.position_ids is None
+        else {"position_ids": torch.from_numpy(row.positions)[None].to(model.device)}
+    )
     with torch.inference_mode():
-        logits = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[0, known - 1 : -1]
+        logits = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[
+            0, known - 1 : -1
+        ]
         own = logits.float().log_softmax(-1).gather(-1, ids[0, known:, None])[:, 0].double().cpu().numpy()
     gap = float(np.abs(own - found.texts[0]).max()) if len(own) else 0.0
     if not gap <= _LOG_P[model.dtype]:

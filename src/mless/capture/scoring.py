@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class Scorer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._decoder: nn.Module = model.model.get_decoder()
+        #: What the decoder returns.
+        self._kind: type[Any] = BaseModelOutputWithPast
 
     def __call__(
         self,
@@ -92,7 +94,8 @@ class Scorer:
         seen = (end.to(place), depth.to(place), hidden.to(place) if bool(hidden.any()) else None)
         with _seeing(self._model.model, *seen) if branched else nullcontext():
             out = self._decoder(input_ids=ids.to(place), attention_mask=real.to(place), use_cache=False, **given)
-        return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+        self._kind = type(out)
+        return out.last_hidden_state
 
     # ---- from states to numbers
 
@@ -149,7 +152,7 @@ class Scorer:
 
     def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
-        with _answering(self._decoder, states[None]):
+        with _answering(self._decoder, self._kind(last_hidden_state=states[None])):
             ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
             return self._model.model(input_ids=ids, use_cache=False).logits[0].float()
 
@@ -176,8 +179,13 @@ def _beside(
         return None
     for row, one in zip(asked, against, strict=True):
         if one is not None and len(one) != len(row.first):
-            raise BadStudy(f"the first text has {len(row.first)} tokens, but is to be compared with one of {len(one)}; give the same text")
-    rows = [wanted.new_zeros(len(row.first), wanted.shape[1]) if one is None else one.to(wanted.device) for row, one in zip(asked, against, strict=True)]
+            raise BadStudy(
+                f"the first text has {len(row.first)} tokens, but is to be compared with one of {len(one)}; give the same text"
+            )
+    rows = [
+        wanted.new_zeros(len(row.first), wanted.shape[1]) if one is None else one.to(wanted.device)
+        for row, one in zip(asked, against, strict=True)
+    ]
     return torch.cat(rows)
 
 
@@ -241,12 +249,12 @@ def _seeing(
 
 
 @contextmanager
-def _answering(decoder: nn.Module, states: Float[Tensor, "1 block width"]) -> Generator[None]:
-    """Inside the block the decoder returns these states, whatever it is given."""
+def _answering(decoder: nn.Module, answer: Any) -> Generator[None]:
+    """Inside the block the decoder returns this, whatever it is given."""
     own = vars(decoder).get("forward")
 
-    def forward(*_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=cast("Any", states))
+    def forward(*_: Any, **__: Any) -> Any:
+        return answer
 
     decoder.forward = forward
     try:

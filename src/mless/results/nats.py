@@ -59,7 +59,15 @@ def times(nats: float) -> str:
     factor = math.exp(min(abs(nats), 700.0))
     if factor < 1.005:
         return "as likely as before"
-    shown = f"{factor:.2f}" if factor < 1.095 else f"{factor:.1f}" if factor < 9.95 else f"{factor:,.0f}" if factor < 1e6 else f"{factor:.0e}"
+    shown = (
+        f"{factor:.2f}"
+        if factor < 1.095
+        else f"{factor:.1f}"
+        if factor < 9.95
+        else f"{factor:,.0f}"
+        if factor < 1e6
+        else f"{factor:.0e}"
+    )
     return f"{shown} × as likely" if nats > 0 else f"{shown} × less likely"
 
 

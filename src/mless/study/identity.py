@@ -82,7 +82,8 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "likelihood", "primary")
+        if key
+        not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "likelihood", "primary")
     }
     if spec.group_tokens is None:
         del fields["group_tokens"]  # what is then used is known once the model is loaded

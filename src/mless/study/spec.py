@@ -167,7 +167,9 @@ class LikelihoodTable(BaseModel):
     """How solutions and answers are scored: ``[likelihood]``. A study that has it measures log-probabilities and not attention."""
 
     model_config = _FORBID
-    others: Annotated[int, _at_most(limits.OTHER_ANSWERS)] = Field(default=16, ge=1)  # other items' answers in a contrast
+    others: Annotated[int, _at_most(limits.OTHER_ANSWERS)] = Field(
+        default=16, ge=1
+    )  # other items' answers in a contrast
     again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
     # Changes smaller than these would not matter (equivalence test).
     solution_margin: float = Field(default=0.005, gt=0)  # nats a token of the solution, and of entropy

@@ -108,6 +108,7 @@ class LikelihoodMeasurement(Measurement):
             bench.task,
             bench.items,
             bench.subject.tokenizer,
+            system=bench.spec.system,
             others=self.settings.others,
             seed=bench.spec.seed,
             room=room,
@@ -133,7 +134,9 @@ class LikelihoodMeasurement(Measurement):
         self.proofs = prove_scores(bench.model, self._scorer, *rows, **shape)
         self._together = self.proofs["texts"] == "in one row"
         said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
-        bench.progress.say(f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}")
+        bench.progress.say(
+            f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
+        )
         return {"texts in use": self.proofs["texts"]}
 
     @property
@@ -267,11 +270,19 @@ class LikelihoodMeasurement(Measurement):
         values = values_of(texts, logp, along) if scored else {}
         rows = [{**names, "metric": name, "value": value, "n_tokens": many} for name, (value, many) in values.items()]
         solution = logp[0] if scored else np.empty(0)
-        columns = {**names, "position": np.arange(n), "token": np.array(texts.solution, np.int64), "logp": solution, **along}
+        columns = {
+            **names,
+            "position": np.arange(n),
+            "token": np.array(texts.solution, np.int64),
+            "logp": solution,
+            **along,
+        }
         after = len(logp) - len(list(texts.candidates()))
         candidates = [
             {**names, "number": at, "role": role, "text": text, "logp": float(one.sum()), "n_tokens": len(ids)}
-            for at, ((role, text, ids), one) in enumerate(zip(texts.candidates(), logp[after:], strict=True) if scored else ())
+            for at, ((role, text, ids), one) in enumerate(
+                zip(texts.candidates(), logp[after:], strict=True) if scored else ()
+            )
         ]
         return {
             "scores": table_of_rows(rows, SCORES),

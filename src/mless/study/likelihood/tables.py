@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from mless.results.schemas import EFFECTS, LIKELIHOOD, table_of_rows
 from mless.results.nats import LIKELIHOOD_METRICS
+from mless.results.schemas import EFFECTS, LIKELIHOOD, table_of_rows
 from mless.stats.effects import paired_effects
 from mless.study.bench import Bench
 from mless.study.spec import LikelihoodTable
@@ -30,8 +30,12 @@ def write_effects(bench: Bench, settings: LikelihoodTable) -> None:
         condition, metric, item = place[0][row["condition"]], place[1][row["metric"]], items[row["item"]]
         values[metric, condition, item] = row["value"]
         tokens[metric, item] = row["n_tokens"]
-    bench.folder.write_table("likelihood", table_of_rows(list(_rows(bench, metrics, names, values, tokens)), LIKELIHOOD))
-    found = [row for at, metric in enumerate(metrics) for row in _effects(bench, settings, metric, at, names, values[at])]
+    bench.folder.write_table(
+        "likelihood", table_of_rows(list(_rows(bench, metrics, names, values, tokens)), LIKELIHOOD)
+    )
+    found = [
+        row for at, metric in enumerate(metrics) for row in _effects(bench, settings, metric, at, names, values[at])
+    ]
     bench.folder.write_table("effects", table_of_rows(found, EFFECTS))
 
 
@@ -74,5 +78,3 @@ def _effects(
         if metric in DESCRIBED:
             row |= dict.fromkeys(("p", "p_again", "p_adjusted", "alpha", "equivalent_p", "mde", "margin", "verdict"))
         yield row
-
-

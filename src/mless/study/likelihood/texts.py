@@ -81,7 +81,14 @@ class Counted:
 
 
 def texts_of(
-    task: str, items: Sequence[Item], tokenizer: Any, *, others: int, seed: int, room: Sequence[int | None]
+    task: str,
+    items: Sequence[Item],
+    tokenizer: Any,
+    *,
+    system: str,
+    others: int,
+    seed: int,
+    room: Sequence[int | None],
 ) -> tuple[list[Texts], Counted]:
     """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a solution that does not fit is left out."""
     lacking = Counted()
@@ -90,11 +97,12 @@ def texts_of(
         # By itself, so that its tokens are the same after every prompt.
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
+    pool = tasks.AnswerPool(task, items, system=system)
     found: list[Texts] = []
     for number, item in enumerate(items):
         space = room[number]
-        own = tasks.answer_text(task, item)
-        answer = (own, encoded(own)) if own is not None and own.strip() else None
+        own = tasks.answer_text(task, item, system=system)
+        answer = (own, encoded(own)) if own is not None else None
         if answer is None:
             lacking.lacks["no answer, so only its solution is scored"] += 1
         solution = encoded(item.solution) if item.solution and item.solution.strip() else ()
@@ -102,21 +110,30 @@ def texts_of(
         reasoning = encoded(before) if before is not None and solution else None
         longest = max(len(solution), len(reasoning or ()) + len(answer[1] if answer else ()))
         if solution and space is not None and longest > space:
-            lacking.lacks["the reference solution does not fit into the context, so it is left out under every condition"] += 1
+            lacking.lacks[
+                "the reference solution does not fit into the context, so it is left out under every condition"
+            ] += 1
             solution, reasoning = (), None
         if solution and reasoning is None and answer is not None:
             lacking.lacks["the reference solution does not mark its answer, so there is no answer after it"] += 1
-        texts = tasks.other_answers(task, items, number, others, seed) if answer is not None else ()
-        if answer is not None and len(texts) < others:
-            few = f"only {len(texts)} of {others} other answers of its kind" if texts else "no other answer of its kind, so no contrast"
+        texts = pool.others(number, others, seed)
+        if answer is not None and len(texts) < others and item.choices is None:
+            few = (
+                f"only {len(texts)} of {others} other answers of its kind"
+                if texts
+                else "no other answer of its kind, so no contrast"
+            )
             lacking.lacks[few] += 1
         options = tuple((text, encoded(text)) for text in item.choices or ())
-        right = item.choices.index(item.answer) if item.choices and item.answer in item.choices else None
-        found.append(Texts(solution, reasoning, answer, tuple((text, encoded(text)) for text in texts), options, right))
+        found.append(
+            Texts(solution, reasoning, answer, tuple((text, encoded(text)) for text in texts), options, item.right)
+        )
     return found, lacking
 
 
-def values_of(texts: Texts, logp: Sequence[np.ndarray], along: Mapping[str, np.ndarray]) -> dict[Metric, tuple[float, int]]:
+def values_of(
+    texts: Texts, logp: Sequence[np.ndarray], along: Mapping[str, np.ndarray]
+) -> dict[Metric, tuple[float, int]]:
     """Each metric of an item with the number of tokens it is about. `logp` is by text in the order of `Texts.ids`, `along` by token of the solution."""
     left = list(logp)
     solution = left.pop(0)
@@ -142,7 +159,10 @@ def values_of(texts: Texts, logp: Sequence[np.ndarray], along: Mapping[str, np.n
             found["contrast"] = sums["answer"][0] - float(np.mean(sums["other"])), n
     if texts.right is not None:
         lengths = [len(text) for text, _ in texts.options]
-        for name, scores in (("", sums["option"]), ("-normalised", [s / n for s, n in zip(sums["option"], lengths, strict=True)])):
+        for name, scores in (
+            ("", sums["option"]),
+            ("-normalised", [s / n for s, n in zip(sums["option"], lengths, strict=True)]),
+        ):
             others = [score for at, score in enumerate(scores) if at != texts.right]
             margin = scores[texts.right] - max(others)
             n = len(texts.options[texts.right][1])

@@ -26,13 +26,17 @@ def likelihood_lines(path: Path) -> list[str]:
     rows: list[Row] = folder.read_table("effects").to_pylist()
     tokens = _tokens(folder)
     conditions: Mapping[str, Any] = about["conditions"]
-    found = [f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}: log-probabilities of {_read(rows)}"]
+    found = [
+        f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}: log-probabilities of {_read(rows)}"
+    ]
     for name, stored in conditions.items():
         own = {row["metric"]: row for row in rows if row["condition"] == name}
         if name == "none" or stored.get("again"):
             continue
         said = condition_words(condition_of(name, stored))
-        found.append(f"{name} ({said}): {'; '.join(_effect(own[metric], tokens) for metric in _SAID if metric in own)}{_form(own)}")
+        found.append(
+            f"{name} ({said}): {'; '.join(_effect(own[metric], tokens) for metric in _SAID if metric in own)}{_form(own)}"
+        )
     return [*found, *_control(rows, conditions), *_smallest(rows), *_limits(about, rows)]
 
 
@@ -48,7 +52,11 @@ def _effect(row: Row, tokens: float | None) -> str:
     unit = "points" if LIKELIHOOD_METRICS[metric].share else LIKELIHOOD_METRICS[metric].unit
     verdict = row["verdict"] or "not tested"
     said = f"{metric} {verdict}, {number} {unit}, {p_words(row['p_adjusted'])}"
-    more = weighed(metric, row["delta"], tokens) if verdict in ("rises", "drops") and metric in ("solution", "contrast") else ""
+    more = (
+        weighed(metric, row["delta"], tokens)
+        if verdict in ("rises", "drops") and metric in ("solution", "contrast")
+        else ""
+    )
     return f"{said} ({more})" if more else said
 
 
@@ -76,7 +84,9 @@ def _control(rows: Sequence[Row], conditions: Mapping[str, Any]) -> list[str]:
     if not moved:
         return ["A/A control (none once more, in another order): no number differs"]
     worst = max(moved, key=lambda row: abs(row["delta"]))
-    return [f"A/A control (none once more, in another order): differs by up to {signed(worst['delta'], worst['metric'])} ({worst['metric']})"]
+    return [
+        f"A/A control (none once more, in another order): differs by up to {signed(worst['delta'], worst['metric'])} ({worst['metric']})"
+    ]
 
 
 def _smallest(rows: Sequence[Row]) -> list[str]:
@@ -91,7 +101,9 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
 
 
 def _limits(about: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    said = [f"{counted(n, 'item')} of {len(about['items'])}: {what}" for what, n in (about.get("lacking") or {}).items()]
+    said = [
+        f"{counted(n, 'item')} of {len(about['items'])}: {what}" for what, n in (about.get("lacking") or {}).items()
+    ]
     if not any(row["metric"] == "solution" for row in rows):
         said.append("the items have no reference solutions, so only answers are scored; --solution-field names theirs")
     said.append("a likelier answer is not yet a right one: mless run accuracy draws answers")
