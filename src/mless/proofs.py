@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -182,13 +182,17 @@ def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
 
 
 def prove_scores(
-    model: LoadedModel, scorer: Scorer, together: Sequence[Branches], apart: Sequence[Branches], **shape: int
+    model: LoadedModel,
+    scorer: Scorer,
+    together: Sequence[Branches],
+    apart: Sequence[Branches],
+    shape: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """The same for log-probabilities of texts after a prompt.
 
     head:       log p of a text in a row of its own against the model's own forward, whole
     texts:      whether all texts after a prompt may share a row: they get the same numbers as in rows of their own
-    neighbours: a row has the same bits alone and with others, in another place; `shape` is that of the forwards to come
+    neighbours: a row has the same bits alone and with others, in another place; `shape` is rows × tokens of the forwards to come
     """
     alone = [scorer([row])[0] for row in apart]
     longest = max(range(len(apart)), key=lambda at: len(apart[at]))
@@ -203,7 +207,7 @@ def prove_scores(
     found = {"head": head, "texts": "in one row" if why is None else "in rows of their own"}
     found |= {"gap": gap} if why is None else {"why": why}
     rows = together if why is None else apart[:1]
-    if shape:
+    if shape is not None:
         found["neighbours"] = _check_neighbours(model, scorer, rows[0], apart, shape)
     return found
 
@@ -230,12 +234,14 @@ def _check_scores(model: LoadedModel, row: Branches, found: Scores) -> float:
 
 
 def _check_neighbours(
-    model: LoadedModel, scorer: Scorer, row: Branches, others: Sequence[Branches], shape: Mapping[str, int]
+    model: LoadedModel, scorer: Scorer, row: Branches, others: Sequence[Branches], shape: tuple[int, int]
 ) -> str:
-    if shape["count"] < 2:
+    count, length = shape
+    if count < 2:
         return "rows run alone"
-    beside = [other for other in others if len(other) <= shape["length"]][: shape["count"] - 1]
-    alone, among = scorer([row], **shape)[0], scorer([*beside, row], **shape)[-1]
+    beside = [other for other in others if len(other) <= length][: count - 1]
+    (alone,) = scorer([row], count=count, length=length)
+    among = scorer([*beside, row], count=count, length=length)[-1]
     if any((a != b).any() for a, b in zip(alone.texts, among.texts, strict=True)):
         raise ProofFailed(
             f"{model.label}: a row's log-probabilities have other bits beside other rows than alone, on {model.device} in {model.dtype}; try --dtype "

@@ -112,12 +112,16 @@ class LikelihoodMeasurement(Measurement):
             others=self.settings.others,
             seed=bench.spec.seed,
             room=room,
+            pool=_whole_task(bench),
         )
         self._lacks = dict(lacking.lacks)
         for line in lacking.lines(len(bench.items)):
             bench.progress.say(line)
         if not any(self._texts):
             raise BadStudy(f"nothing of {bench.task} can be scored: {'; '.join(lacking.lines(len(bench.items)))}")
+
+    def identity_loaded(self, bench: Bench) -> dict[str, str]:
+        return {**super().identity_loaded(bench), "scored texts": digest([texts.ids() for texts in self._texts])}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         from mless.capture.scoring import Scorer
@@ -130,8 +134,8 @@ class LikelihoodMeasurement(Measurement):
         none = bench.conditions[0]
         first = next(unit for unit in bench.units() if unit.condition is none and self._texts[unit.number])
         rows = self._rows(first), self._rows(first, together=False)
-        shape = {} if self._alone else self._shape(bench, rows[0][0], None)
-        self.proofs = prove_scores(bench.model, self._scorer, *rows, **shape)
+        shape = None if self._alone else self._shape(bench, rows[0][0], None)
+        self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
         self._together = self.proofs["texts"] == "in one row"
         said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
         bench.progress.say(
@@ -167,11 +171,11 @@ class LikelihoodMeasurement(Measurement):
         assert unit.prompt is not None
         return padded(len(unit.prompt) + sum(map(len, self._texts[unit.number].ids())))
 
-    def _shape(self, bench: Bench, row: Branches, width: int | None) -> dict[str, int]:
-        """Of the forward that a row runs in, from the row alone."""
+    def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
+        """Rows × tokens of the forward that a row runs in, from the row alone."""
         length = padded(len(row))
         count = max(1, bench.group_tokens // length)
-        return {"count": count if width is None else min(count, width), "length": length}
+        return count if width is None else min(count, width), length
 
     def _rows(self, unit: Unit, *, together: bool | None = None) -> list[Branches]:
         """The unit's texts in one row, or in a row each; the solution comes first."""
@@ -216,8 +220,8 @@ class LikelihoodMeasurement(Measurement):
         batches: dict[tuple[int, int], list[tuple[Unit, int, Branches]]] = defaultdict(list)
         for unit in units:
             for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
-                shape = {"count": 1, "length": len(row)} if alone else self._shape(bench, row, width)
-                batches[shape["count"], shape["length"]].append((unit, at, row))
+                shape = (1, len(row)) if alone else self._shape(bench, row, width)
+                batches[shape].append((unit, at, row))
         found: dict[str, dict[int, Scores]] = defaultdict(dict)
         for (count, length), some in batches.items():
             for first in range(0, len(some), count):
@@ -311,6 +315,13 @@ class LikelihoodMeasurement(Measurement):
     @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
         return likelihood_lines(path)
+
+
+def _whole_task(bench: Bench) -> list[Item]:
+    """All items of the data, so that others' answers do not depend on how many items are scored; only these where they came from elsewhere."""
+    _, every = bench.spec.model_copy(update={"limit": None, "only": []}).load_items()
+    there = {item.id: item for item in every}
+    return every if all(there.get(item.id) == item for item in bench.items) else bench.items
 
 
 def padded(length: int) -> int:

@@ -12,11 +12,6 @@ import numpy as np
 from mless import tasks
 from mless.values import Item, counted
 
-#: Part of the study that a metric is about; `METRICS` says what each is.
-Metric = Literal[
-    "solution", "answer", "answer-after-solution", "contrast", "choice", "choice-normalised", "margin", "margin-normalised", "kl",
-    "entropy", "top-1 agreement",
-]  # fmt: skip
 Role = Literal["answer", "other", "option"]
 
 Ids = tuple[int, ...]
@@ -51,9 +46,9 @@ class Texts:
             yield ("option", *option)
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
+    def metrics(self) -> tuple[str, ...]:
         """What can be said of this item, in a fixed order."""
-        found: list[Metric] = []
+        found: list[str] = []
         if self.solution:
             found.append("solution")
         if self.answer is not None:
@@ -89,15 +84,19 @@ def texts_of(
     others: int,
     seed: int,
     room: Sequence[int | None],
+    pool: Sequence[Item] = (),
 ) -> tuple[list[Texts], Counted]:
-    """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a solution that does not fit is left out."""
+    """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a solution that does not fit is left out. Others'
+    answers are drawn from `pool`, which holds the items and more of their kind.
+    """
     lacking = Counted()
 
     def encoded(text: str) -> Ids:
         # By itself, so that its tokens are the same after every prompt.
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
-    pool = tasks.AnswerPool(task, items, system=system)
+    drawn = tasks.AnswerPool(task, pool or items, system=system)
+    place = {item.id: number for number, item in enumerate(pool or items)}
     found: list[Texts] = []
     for number, item in enumerate(items):
         space = room[number]
@@ -116,7 +115,7 @@ def texts_of(
             solution, reasoning = (), None
         if solution and reasoning is None and answer is not None:
             lacking.lacks["the reference solution does not mark its answer, so there is no answer after it"] += 1
-        texts = pool.others(number, others, seed)
+        texts = drawn.others(place[item.id], others, seed)
         if answer is not None and len(texts) < others and item.choices is None:
             few = (
                 f"only {len(texts)} of {others} other answers of its kind"
@@ -133,11 +132,11 @@ def texts_of(
 
 def values_of(
     texts: Texts, logp: Sequence[np.ndarray], along: Mapping[str, np.ndarray]
-) -> dict[Metric, tuple[float, int]]:
+) -> dict[str, tuple[float, int]]:
     """Each metric of an item with the number of tokens it is about. `logp` is by text in the order of `Texts.ids`, `along` by token of the solution."""
     left = list(logp)
     solution = left.pop(0)
-    found: dict[Metric, tuple[float, int]] = {}
+    found: dict[str, tuple[float, int]] = {}
     wanted = set(texts.metrics)
     if "answer-after-solution" in wanted:
         assert texts.answer is not None
@@ -167,6 +166,6 @@ def values_of(
             margin = scores[texts.right] - max(others)
             n = len(texts.options[texts.right][1])
             # Two options that are equally likely are half right.
-            found["choice" + name] = (1.0 if margin > 0 else 0.5 if margin == 0 else 0.0), n  # pyright: ignore[reportArgumentType]
-            found["margin" + name] = margin, n  # pyright: ignore[reportArgumentType]
+            found["choice" + name] = (1.0 if margin > 0 else 0.5 if margin == 0 else 0.0), n
+            found["margin" + name] = margin, n
     return {name: found[name] for name in texts.metrics}
