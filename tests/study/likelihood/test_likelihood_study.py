@@ -133,7 +133,9 @@ def test_the_control_differs_in_no_bit(tables: dict[str, pl.DataFrame], folder: 
 
 
 def test_hidden_filler_does_what_positions_do(tables: dict[str, pl.DataFrame]) -> None:
-    hidden, moved = (tables["scores"].filter(condition=name)["value"].to_numpy() for name in ("masked-filler", "position-only"))
+    hidden, moved = (
+        tables["scores"].filter(condition=name)["value"].to_numpy() for name in ("masked-filler", "position-only")
+    )
     assert hidden == pytest.approx(moved, abs=1e-4)
 
 
@@ -150,7 +152,9 @@ def test_arm_draws_alike_for_all_texts_in_one_row(tiny: Path, task: Path, tmp_pa
 
     model = mless.load(str(tiny), head=True)
     rows = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("prompts")).filter(condition="arm")
-    scores = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("candidates")).filter(condition="arm", item="1", role="other")
+    scores = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("candidates")).filter(
+        condition="arm", item="1", role="other"
+    )
     with attached(model.model, ArmSettings(c=0.13)) as handle:
         handle.rows(seeds=torch.tensor([arm_seed("1", 0)]))
         for text, logp in scores.select("text", "logp").iter_rows():
@@ -229,10 +233,15 @@ def test_fewer_other_answers_than_asked_for_are_said(tiny: Path, tmp_path: Path)
     assert "3 items of 3: only 2 of 4 other answers of its kind" in heard.lines
 
 
-def test_others_do_not_depend_on_how_many_items_are_scored(tiny: Path, task: Path, folder: Path, tmp_path: Path) -> None:
+def test_others_do_not_depend_on_how_many_items_are_scored(
+    tiny: Path, task: Path, folder: Path, tmp_path: Path
+) -> None:
     run_tiny(tiny, task, tmp_path / "r", conditions="none,mless", limit=2)
     few, all_of_them = (pl.DataFrame(ResultFolder(one).read_table("candidates")) for one in (tmp_path / "r", folder))
-    assert few.filter(condition="none", item="2")["text"].to_list() == all_of_them.filter(condition="none", item="2")["text"].to_list()
+    assert (
+        few.filter(condition="none", item="2")["text"].to_list()
+        == all_of_them.filter(condition="none", item="2")["text"].to_list()
+    )
 
 
 def test_an_item_without_an_answer_has_its_solution_scored(tiny: Path, tmp_path: Path) -> None:
@@ -263,7 +272,9 @@ def test_choices(tiny: Path, loaded: LoadedModel, tmp_path: Path) -> None:
         right = number % 3
         assert values["choice"] == float(np.argmax(sums) == right)
         assert values["choice-normalised"] == float(np.argmax(each) == right)
-        assert values["margin"] == pytest.approx(sums[right] - max(one for n, one in enumerate(sums) if n != right), abs=1e-4)
+        assert values["margin"] == pytest.approx(
+            sums[right] - max(one for n, one in enumerate(sums) if n != right), abs=1e-4
+        )
 
 
 # ---- form ----------------------------------------------------------------------------------------------------------------
