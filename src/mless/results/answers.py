@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from mless.results.schemas import ACCURACY, Accuracy, Answer, Tried, columns_of,
 from mless.values import Condition, condition_of
 
 ALPHA = 0.05
-AccuracyVerdict = Literal["rises", "drops", "equivalent", "undecided"]
 
 
 # ---- what a row says -------------------------------------------------------------------------------------------------
@@ -31,14 +30,10 @@ def p_of_row(row: Mapping[str, Any]) -> float:
     return stats.p_of_both(p, p_again) if p_again is not None else p
 
 
-def verdict_of(row: Mapping[str, Any], p: float) -> AccuracyVerdict:
+def verdict_of(row: Mapping[str, Any], p: float) -> stats.ChangeVerdict:
     """What a row says at this p, adjusted or not."""
-    delta, by_itself = row["delta"], abs(row.get("aa_delta") or 0.0)
-    # a change no larger than the A/A control's is no finding
-    if p <= ALPHA and abs(delta) > by_itself + 1e-12:
-        return "rises" if delta > 0 else "drops"
-    equal = row.get("equivalence_p")
-    return "equivalent" if equal is not None and equal <= ALPHA else "undecided"
+    by_itself = row.get("aa_delta") or 0.0
+    return stats.change_verdict(row["delta"], p, row.get("equivalence_p"), by_itself=by_itself, alpha=ALPHA)
 
 
 # ---- a choice made by looking ----------------------------------------------------------------------------------------
@@ -57,7 +52,7 @@ class BestOnDev:
     dev: dict[str, Any]
     test: dict[str, Any]
     p: float | None
-    verdict: AccuracyVerdict
+    verdict: stats.ChangeVerdict
 
 
 def best_on_dev(table: pa.Table, conditions: Mapping[str, Condition]) -> BestOnDev:
