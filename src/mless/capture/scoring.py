@@ -55,7 +55,7 @@ class Scorer:
     def __call__(
         self,
         rows: Sequence[Branches],
-        against: Sequence[Float[Tensor, "first width"] | None] | None = None,
+        against: Sequence[Float[Tensor, "_ width"] | None] | None = None,
         *,
         count: int | None = None,
         length: int | None = None,
@@ -103,7 +103,7 @@ class Scorer:
         self,
         rows: Sequence[Branches],
         states: Float[Tensor, "rows tokens width"],
-        against: Sequence[Float[Tensor, "first width"] | None],
+        against: Sequence[Float[Tensor, "_ width"] | None],
     ) -> list[Scores]:
         length = states.shape[1]
         asked = [_Asked(row, at * length) for at, row in enumerate(rows)]

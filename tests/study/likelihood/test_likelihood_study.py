@@ -187,6 +187,26 @@ def test_other_margins_are_judged_without_the_model(tiny: Path, task: Path, tmp_
     assert after["delta"].to_list() == before["delta"].to_list()
 
 
+def test_rows_that_run_together_have_the_same_numbers(
+    tiny: Path, task: Path, folder: Path, tables: dict[str, pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: padded, filled up, in groups of all conditions."""
+    from mless.study.likelihood import measure
+
+    monkeypatch.setattr(measure, "ALONE", frozenset[str]())
+    run_tiny(tiny, task, tmp_path / "r", conditions=CONDITIONS)
+    there = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("scores"))
+    both = there.join(tables["scores"], on=["condition", "item", "metric"])
+    assert both.height == there.height == tables["scores"].height
+    # ARM chooses by rank, so the last bits of its input matter.
+    plain = both.filter(pl.col("condition") != "arm")
+    assert (plain["value"] - plain["value_right"]).abs().max() < 1e-4
+    again = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("likelihood")).filter(condition="none-again")
+    assert again["delta"].abs().max() < 1e-4
+    about = json.loads((tmp_path / "r" / "study.json").read_text())
+    assert about["proofs"]["neighbours"] == "same bits"
+
+
 # ---- what is lacking -----------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Rows on a GPU are padded to one of these lengths: eight of them to a doubling, and multiples of the first.
 _STEP = 32
+#: Devices on which a row fills the machine by itself, so that it runs alone and needs no padding.
+ALONE = frozenset(("cpu",))
 #: Bytes of states of `none` that are kept to compare with.
 _KEPT = 4 << 30
 
@@ -130,7 +132,7 @@ class LikelihoodMeasurement(Measurement):
 
         self._scorer = Scorer(bench.model)
         # Rows that choose the same expert share its products, so their number would change their bits.
-        self._alone = bench.model.device.type == "cpu" or has_experts(bench.model.model)
+        self._alone = bench.model.device.type in ALONE or has_experts(bench.model.model)
         none = bench.conditions[0]
         first = next(unit for unit in bench.units() if unit.condition is none and self._texts[unit.number])
         rows = self._rows(first), self._rows(first, together=False)
@@ -157,14 +159,14 @@ class LikelihoodMeasurement(Measurement):
         order: dict[Any, list[Unit]] = defaultdict(list)
         again = [unit for unit in missing if unit.condition.again]
         Random(f"{bench.spec.seed}/again").shuffle(again)
-        on_cpu = (bench.model.device.type if bench.has_model else bench.device or "cpu") == "cpu"
+        alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
             # `none` comes first: the others are compared with it.
-            key = (unit.condition.again, arm, 0 if on_cpu else self._padded(unit))
+            key = (unit.condition.again, arm, 0 if alone else self._padded(unit))
             order[key].append(unit)
         for (_, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
-            size = 1 if on_cpu else max(1, bench.group_tokens // length)
+            size = 1 if alone else max(1, bench.group_tokens // length)
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
     def _padded(self, unit: Unit) -> int:
