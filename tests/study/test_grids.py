@@ -1,12 +1,13 @@
-"""Placebo edits: exactly so many tokens, the same for all items, different from each other, whatever the tokenizer."""
+"""Placebo edits: exactly so many tokens, the same for all items, different from each other, whatever the tokenizer. And doses of a filler."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -22,11 +23,11 @@ from mless.prompting import build_messages, build_prompts, shared_beginning, wit
 from mless.results import wording
 from mless.study import load_study, run_study
 from mless.study.conditions import conditions_of
-from mless.study.grids import check_distinct, placebo_conditions
+from mless.study.grids import check_distinct, dose_conditions, dose_lengths, placebo_conditions
 from mless.study.identity import digest
 from mless.study.spec import ConditionTable
 from mless.tasks import filler_sentences
-from mless.values import Condition, Item, condition_of, condition_words
+from mless.values import PLACEMENTS, Condition, Item, Placement, condition_of, condition_words
 from spelling import CHATML, NO_SYSTEM, TRIMS, byte_level, model_folder, with_a_prefix
 
 SENTENCES = filler_sentences()
@@ -243,3 +244,75 @@ def test_a_condition_without_a_seed_is_stored_as_before() -> None:
         "temperature": None, "again": False, "arm": None,
     }  # fmt: skip
     assert digest(ConditionTable(filler=" .", length=40).model_dump()) == digest(before)
+
+
+# ---- doses -----------------------------------------------------------------------------------------------------------------
+
+MLESS = Condition("mless", "repeat", " /", 55)
+RANDOM = Condition("random", "text", None, 55)
+
+
+def test_a_dose_grid() -> None:
+    made = dose_conditions([0, 16, 4], [MLESS, RANDOM], ["before-question", "before-answer"])
+    assert [one.name for one in made] == [
+        "none", "mless-4-before-question", "mless-16-before-question", "mless-4-before-answer", "mless-16-before-answer",
+        "random-4-before-question", "random-16-before-question", "random-4-before-answer", "random-16-before-answer",
+    ]  # fmt: skip
+    assert made[0] == Condition("none", "none")
+    assert made[4] == Condition("mless-16-before-answer", "repeat", " /", 16, "before-answer")
+    assert [one.name for one in dose_conditions([3], [MLESS])] == ["mless-3-before-question"]
+    emoji = Condition("faces", "edit-emoji", None, 55, hidden=True, seed=4)
+    assert dose_conditions([3], [emoji])[0] == Condition(
+        "faces-3-before-question", "edit-emoji", None, 3, hidden=True, seed=4
+    )
+
+
+def test_doses_of_one_item_are_nested() -> None:
+    for filler in (MLESS, RANDOM, Condition("tokens", "tokens", None, 55), Condition("faces", "edit-emoji", None, 55)):
+        drawn = [fillers(byte_level(), one) for one in dose_conditions([4, 16, 64], [filler])]
+        for shorter, longer in pairwise(drawn):
+            assert [ids[: len(short)] for ids, short in zip(longer, shorter, strict=True)] == shorter
+
+
+def test_dose_lengths_are_log_spaced() -> None:
+    assert dose_lengths() == (0, 1, 2, 4, 8, 16, 32, 63, 126, 251, 501, 1000)
+    assert dose_lengths(8, 4) == (0, 1, 2, 4, 8)
+    assert dose_lengths(3, 9) == (0, 1, 2, 3)
+
+
+@given(st.integers(1, limits.FILLER.value), st.integers(2, 50))
+def test_properties_of_dose_lengths(most: int, points: int) -> None:
+    found = dose_lengths(most, points)
+    assert found[:2] == (0, 1)
+    assert found[-1] == most
+    assert list(found) == sorted(set(found))
+    assert len(found) <= points + 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "given", "placements", "message"),
+    [
+        ([], [MLESS], ["end"], "at least one length, one filler and one placement"),
+        ([1], [], ["end"], "at least one length"),
+        ([1], [MLESS], [], "at least one length"),
+        ([-1], [MLESS], ["end"], "dose: length: expected at least 0, got -1"),
+        ([10**7], [MLESS], ["end"], "dose: length: .*at most 1,000,000 tokens"),
+        ([1, 1], [MLESS], ["end"], "dose: length 1 is named twice"),
+        ([1], [MLESS, MLESS], ["end"], "dose: filler mless is named twice"),
+        ([1], [MLESS], ["end", "end"], "dose: placement end is named twice"),
+        ([1], [MLESS], ["ending"], r"dose: no placement 'ending' \(did you mean 'end'\?\); there are: before-system, before-question, end"),
+        ([1], [Condition("none", "none")], ["end"], "condition 'none' inserts nothing, so it has no length; name a filler, as mless"),
+        (range(1, 600), [MLESS, RANDOM], ["end"], r"599 lengths × 2 fillers × 1 placements are 1,198 conditions besides none; expected at most 1,000"),
+        ([1], [Condition("shift", "shift", None, 3)], ["before-answer"], "shifts what comes after the prompt's end"),
+        ([1], [Condition("x" * 199, "repeat", " /", 3)], ["end"], "condition name .*at most 200 characters"),
+    ],
+)  # fmt: skip
+def test_bad_grids_are_refused(lengths: Any, given: list[Condition], placements: Any, message: str) -> None:
+    with pytest.raises(BadStudy, match=message):
+        dose_conditions(lengths, given, placements)
+
+
+def test_every_placement_has_a_dose() -> None:
+    assert get_args(Placement) == PLACEMENTS
+    made = dose_conditions([2], [MLESS], PLACEMENTS)
+    assert [one.placement for one in made] == list(PLACEMENTS)
