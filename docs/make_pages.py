@@ -82,7 +82,9 @@ def _study_fields() -> Iterable[tuple[str, str]]:
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]
-            for key, inner in table.model_dump(mode="json").items():
+            written = table.model_dump(mode="json")
+            for key in type(table).model_fields:  # a dump leaves some out where they are not set
+                inner = written.get(key)
                 yield _code(f"{under}.{key}"), "" if inner is None else _code(json.dumps(inner))
         elif isinstance(value, dict) and value:
             yield from ((_code(f"{name}.{key}"), _code(json.dumps(inner))) for key, inner in value.items())

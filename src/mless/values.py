@@ -198,9 +198,10 @@ class Condition:
 
     ``kind`` is a name in `conditions.CONDITION_KINDS`. ``none``: nothing inserted. ``repeat``: the filler's tokens repeated, cut to `length` tokens.
     ``text``: natural text cut to `length` tokens. ``tokens``: `length` random tokens, different for each item. ``shift``: no token
-    inserted, but positions shifted by `length`. Or one from outside mless. `hidden` filler is in the prompt but no other token sees it. The
-    rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature`
-    for a vote (self-consistency). `again` repeats the same prompts (the A/A control).
+    inserted, but positions shifted by `length`. ``edit-…``: `length` tokens drawn with the condition's own `seed`, the same for all items. Or one
+    from outside mless. `hidden` filler is in the prompt but no other token sees it. The rest is for answers only: another `system` text, a
+    `question` template ("{question} {question}"), and `samples` drawn at `temperature` for a vote (self-consistency). `again` repeats the
+    same prompts (the A/A control).
     """
 
     name: str
@@ -216,6 +217,8 @@ class Condition:
     again: bool = False
     #: The model is run with ARM; with filler too where the kind inserts some.
     arm: ArmSettings | None = None
+    #: Of kinds that draw one filler for all items: what it is drawn with; 0 unless given.
+    seed: int | None = None
     #: What one filler is to the tokenizer; known once prompts are written.
     filler_ids: tuple[int, ...] | None = None
 
@@ -226,6 +229,10 @@ class Condition:
             )
         CONDITION_KINDS.check(self.kind, f"condition {self.name!r}: ")
         self.of_kind.check(self)
+        if self.seed is not None and not self.of_kind.takes_seed:
+            raise BadStudy(f"condition {self.name!r}: kind {self.kind!r} takes no seed of its own; leave seed out")
+        if self.seed is not None and self.seed < 0:
+            raise BadStudy(f"condition {self.name!r}: its seed must be 0 or more, got {self.seed}")
         if self.hidden and not self.inserts:
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
         if self.question is not None and "{question}" not in self.question:

@@ -210,7 +210,7 @@ class StoredAnswers(StoredStudy):
         for name in self.conditions if among is None else among:
             about = self.conditions[name]
             if about.get("kind") != "none" and about.get("length") and about.get("samples") is None:
-                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature")
+                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature", "seed")
                 lines.setdefault(tuple(about.get(part) for part in alike), {})[int(about["length"])] = name
         return [dict(sorted(line.items())) for line in lines.values() if len(line) > 1]
 

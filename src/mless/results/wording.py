@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mless import values
+from mless.conditions import EDITS
 from mless.results.answers import BestOnDev, StoredAnswers, p_of_row
 from mless.results.escaping import visible
 from mless.results.schemas import Accuracy
@@ -134,6 +135,8 @@ def filler_shown(about: Mapping[str, Any]) -> str:
         return "natural text"
     if about.get("kind") == "tokens":
         return "random tokens"
+    if about.get("kind") in EDITS:
+        return EDITS[str(about["kind"])].what
     if filler is None:
         return "–"
     quoted = visible(json.dumps(str(filler), ensure_ascii=False), keep="")

@@ -96,7 +96,7 @@ def condition_named(spec: StudySpec, name: str) -> Condition:
     plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
     kind = table.kind or ("none" if plain else "repeat")
     own: dict[str, Any] = {
-        key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
+        key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again", "seed")
     }
     own["arm"] = table.arm.settings(spec.arm) if table.arm is not None else None
     if kind == "none":

@@ -221,6 +221,13 @@ class ConditionTable(BaseModel):
     temperature: float | None = Field(default=None, ge=0)
     again: bool = False
     arm: ArmTable | None = None
+    seed: Seed | None = Field(default=None, ge=0)  # of the kinds edit-…: what they are drawn with
+
+    @model_serializer(mode="wrap")
+    def _without_an_unset_seed(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Without an unset seed, so that older folders still count as the same study."""
+        found: dict[str, Any] = inner(self)
+        return found if self.seed is not None else {key: value for key, value in found.items() if key != "seed"}
 
 
 class PanelTable(BaseModel):
