@@ -17,7 +17,14 @@ from mless.stats.affine import (
     halves,
     ratio_of_sums,
 )
-from mless.stats.effects import PairedEffect, PilotPlan, equivalence_of_means, items_from_pilot, paired_effects
+from mless.stats.effects import (
+    PairedEffect,
+    PilotPlan,
+    equivalence_of_means,
+    items_for_equal_means,
+    items_from_pilot,
+    paired_effects,
+)
 from mless.stats.form import Decomposition, decompose
 from mless.stats.intervals import ENOUGH_ITEMS
 from mless.stats.paired import (
@@ -138,6 +145,7 @@ __all__ = [
     "halves",
     "holm",
     "items_for_effect",
+    "items_for_equal_means",
     "items_for_equivalence",
     "items_for_mean",
     "items_from_pilot",

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64
 from mless.errors import BadData, BadStudy
 from mless.stats.intervals import mean_intervals, moments, reach, sample_skewness, student, tail_p, tilt
 from mless.stats.paired import same_items
-from mless.stats.planning import ChangeVerdict, change_verdict, items_for_mean, smallest_detectable_mean
+from mless.stats.planning import ChangeVerdict, change_verdict, first_with, items_for_mean, smallest_detectable_mean
 from mless.stats.shares import holm, sign_flip, smallest_p
 
 Keys = Sequence[str] | Sequence[int]
@@ -175,6 +175,23 @@ def items_from_pilot(
         for spread in (sd, sd * math.exp(_CAUTION * error / 2))
     )
     return PilotPlan(plain, cautious, sd, items)
+
+
+def items_for_equal_means(margin: float, sd: float, power: float = 0.8, alpha: float = 0.05) -> int:
+    """How many items show with `power` that a mean difference lies within ±margin, if it is 0 and differences have this `sd`.
+
+    Both one-sided tests have to reject: the chance of that is 2·Φ(√n·margin / sd − t) − 1, where t is Student's quantile at 1 − alpha.
+    """
+    if not (0 < margin < math.inf and 0 < sd < math.inf):
+        raise BadStudy(f"margin and sd must be finite numbers above 0; got {margin} and {sd}")
+    if not 0 < alpha < power < 1:
+        raise BadStudy(f"power must lie between alpha and 1, and alpha above 0; got {power} and {alpha}")
+    from scipy.special import ndtr, stdtrit
+
+    def chance(n: int) -> float:
+        return float(2 * ndtr(math.sqrt(n) * margin / sd - stdtrit(n - 1, 1 - alpha)) - 1)
+
+    return first_with(power, chance)
 
 
 def cluster_scores(

@@ -214,7 +214,7 @@ def items_for_effect(
             f"effect: at least 0.001 and at most the share of items that change ({limit}) expected, as 0.02 (two points) is "
             f"where a tenth changes; got {effect}"
         )
-    return _first_with(power, lambda n: _power_of(n, changed_share, alpha, test, again)(size))
+    return first_with(power, lambda n: _power_of(n, changed_share, alpha, test, again)(size))
 
 
 def items_for_equivalence(
@@ -231,10 +231,10 @@ def items_for_equivalence(
         changes = _Changes(n, changed_share, alpha, "exact")
         return _equivalent(changes, _least_equivalent(changes, margin, alpha), effect)
 
-    return _first_with(power, chance)
+    return first_with(power, chance)
 
 
-def _first_with(power: float, power_at: Callable[[int], float]) -> int:
+def first_with(power: float, power_at: Callable[[int], float]) -> int:
     """A number of items with so much power, where one item fewer has less."""
     enough = 2
     while power_at(enough) < power:
@@ -385,7 +385,7 @@ def items_for_mean(effect: float, sd: float, power: float = 0.8, alpha: float = 
         # so far from 0 that the non-central t has no more digits to give
         return 1.0 if distance > 30 else 1 - float(nctdtr(n - 1, distance, float(stdtrit(n - 1, 1 - alpha / 2))))
 
-    return _first_with(power, power_at)
+    return first_with(power, power_at)
 
 
 def _largest_rejecting(changed: Int[np.ndarray, " rows"], alpha: float, test: McNemar) -> Int[np.ndarray, " rows"]:

@@ -188,7 +188,12 @@ def test_other_margins_are_judged_without_the_model(tiny: Path, task: Path, tmp_
 
 
 def test_rows_that_run_together_have_the_same_numbers(
-    tiny: Path, task: Path, folder: Path, tables: dict[str, pl.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path,
+    task: Path,
+    folder: Path,
+    tables: dict[str, pl.DataFrame],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU: padded, filled up, in groups of all conditions."""
     from mless.study.likelihood import measure
