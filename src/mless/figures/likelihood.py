@@ -203,7 +203,7 @@ def _finish_panel(axes: Axes, metric: str, last: float) -> None:
     axes.set_ylim(last + 0.7, -1.0)
     axes.margins(x=0.06)
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3))
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10], min_n_ticks=3))
     axes.xaxis.set_major_formatter(_SIGNED)
     axes.set_xlabel(f"Δ {unit_of_change(metric)}")
     axes.set_title(metric, fontweight="bold", fontsize=style.NORMAL, pad=13.0)
@@ -218,14 +218,17 @@ def _name_rows(
     axes: Axes, groups: Sequence[Compared], places: Sequence[Mapping[str, float]], *, headed: bool, named: bool
 ) -> None:
     at = [place for found in places for place in found.values()]
-    names = [group.name_of(name) for group in groups for name in group.names]
-    heads = [min(found.values()) - 1 for found in places] if headed else []
-    labels = [*(style.cut(group.title, 1.9) for group in groups if headed), *(style.cut(name, 1.5) for name in names)]
-    axes.set_yticks([*heads, *at], labels if named else [""] * len(labels), fontsize=style.NORMAL)
+    names = [style.cut(group.name_of(name), 1.5) for group in groups for name in group.names]
+    axes.set_yticks(at, names if named else [""] * len(names), fontsize=style.NORMAL)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    for label in axes.get_yticklabels()[: len(heads)]:
-        label.set_fontweight("bold")
+    for group, found in zip(groups, places, strict=True):
+        if headed and named:
+            # Over the panels, where their row is empty; beside them it would take their room.
+            axes.text(
+                0.0, min(found.values()) - 1, style.cut(group.title, 4.0), transform=axes.get_yaxis_transform(), va="center_baseline",
+                fontweight="bold", zorder=4, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+            ).set_in_layout(False)  # fmt: skip
 
 
 def _marks_explained(groups: Sequence[Compared], rows: Sequence[Effect]) -> list[Patch | Line2D]:
@@ -436,29 +439,22 @@ def _line_looks(courses: Sequence[Course]) -> dict[str, dict[str, Any]]:
 
 
 def _put_bins(axes: Axes, course: Course, looks: Mapping[str, Mapping[str, Any]], start: int, stop: int) -> None:
-    """Bins `start` to `stop`; the line goes on beyond the panel's edges."""
-    bins = bins_of(course.longest)
+    """Bins `start` to `stop`."""
+    bins = bins_of(course.longest)[start:stop]
     axes.axhline(0, color="0.25", linewidth=0.6, zorder=1)
     counts = np.zeros(len(bins), int)
-    low, high = 0.0, 0.0
     for number, name in enumerate(course.deltas):
         found = binned(course, name)
-        counts = np.asarray(found.n)
+        mean, lo, hi, counts = (np.asarray(part)[start:stop] for part in (found.mean, found.lo, found.hi, found.n))
         # Side by side, so that one condition's marks do not hide another's.
-        at = np.arange(len(bins)) + (number - (len(course.deltas) - 1) / 2) * min(0.12, 0.6 / len(course.deltas))
+        shift = (number - (len(course.deltas) - 1) / 2) * min(0.12, 0.6 / len(course.deltas))
+        at = np.arange(start, stop) + shift
         colour = looks[name]["color"]
-        axes.fill_between(
-            at, found.lo, found.hi, color=colour, alpha=0.12 if len(course.deltas) <= 3 else 0.05, linewidth=0
-        )
-        axes.vlines(at, found.lo, found.hi, color=colour, linewidth=0.8, alpha=0.7)
-        axes.plot(at, found.mean, **looks[name], marker="o", markersize=2.8, linewidth=1.0)
-        here = np.concatenate([part[start:stop] for part in (found.mean, found.lo, found.hi)])
-        here = here[np.isfinite(here)]
-        low, high = min(low, here.min(initial=0.0)), max(high, here.max(initial=0.0))
-    room = 0.06 * (high - low) or 1.0
-    axes.set_ylim(low - room, high + room)
-    words = [str(first) if first == last else f"{first}–{last}" for first, last in bins[start:stop]]
-    reached = [f"n = {n}" if not at else str(n) for at, n in enumerate(counts[start:stop])]
+        axes.fill_between(at, lo, hi, color=colour, alpha=0.12 if len(course.deltas) <= 3 else 0.06, linewidth=0)
+        axes.vlines(at, lo, hi, color=colour, linewidth=0.8, alpha=0.7)
+        axes.plot(at, mean, **looks[name], marker="o", markersize=2.8, linewidth=1.0)
+    words = [str(first) if first == last else f"{first}–{last}" for first, last in bins]
+    reached = [f"n = {n}" if not at else str(n) for at, n in enumerate(counts.tolist())]
     axes.set_xticks(range(start, stop), [f"{one}\n{n}" for one, n in zip(words, reached, strict=True)])
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
     axes.yaxis.set_major_formatter(_SIGNED)
