@@ -27,7 +27,7 @@ from mless.results.schemas import (
 )
 from mless.stats.effects import paired_effects
 from mless.study.accuracy.tables import accuracy_table
-from mless.study.likelihood.tables import margin_of
+from mless.study.likelihood.tables import DESCRIBED, margin_of
 from mless.study.spec import AccuracyTable, LikelihoodTable
 from mless.values import ArmSettings, Condition
 
@@ -459,6 +459,9 @@ def write_likelihood(
             again="none-again" if "none-again" in found else None, flips=2000,
         ).items()
     ]  # fmt: skip
+    for row in effects:
+        if row["metric"] in DESCRIBED:
+            row |= dict.fromkeys(("p", "p_again", "p_adjusted", "alpha", "equivalent_p", "mde", "margin", "verdict"))
     folder = ResultFolder(path)
     wanted = {"scores": SCORES, "tokens": SOLUTION_TOKENS, "candidates": CANDIDATES, "likelihood": LIKELIHOOD}
     for table, columns in wanted.items():
