@@ -22,7 +22,7 @@ from mless.study import load_study, run_study
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition, FigureSpec, Panel
 from spelling import model_folder
-from synthetic import write_answers, write_folder, write_tuning
+from synthetic import write_answers, write_folder, write_likelihood, write_tuning
 
 FOUR = ("none", "mless", "mful", "random")
 LENGTHS = ("mless-10", "mless-40", "mless-70")
@@ -57,6 +57,8 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
         ("affine",),
     ),
     "sensitivity": (FigureSpec("sensitivity", "sensitivity"), ("tuned",)),
+    "effects": (FigureSpec("effects", "effects", (), ()), ("likelihood",)),
+    "along": (FigureSpec("along", "along", (), ()), ("likelihood",)),
 }
 
 
@@ -105,6 +107,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_answers(root / "swept", items=80, conditions=("none", "none-again", *lengths), settings=halves)
     cells = [(ArmSettings(c=c, p1=p1), c / 10, 0.5) for c in (0.05, 0.13) for p1 in (90.0, 99.5)]
     write_tuning(root / "tuned", cells)
+    write_likelihood(root / "likelihood")
     model = str(model_folder(root / "tiny"))
     for name, study, limit in (("activations", "fig4", 5), ("affine", "fig3", 5)):
         made = run_study(load_study(study, {"model": model, "limit": limit, "length": 7}), root / "made").folder

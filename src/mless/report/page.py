@@ -28,7 +28,7 @@ from mless.values import SPAN_NAMES
 TOKENS_SHOWN = (600, 200)
 
 #: The pictures that answer the question come first; the others follow by name.
-FIRST_PICTURES = ("retained", "map", "mass")
+FIRST_PICTURES = ("retained", "map", "mass", "effects")
 
 KINDS = {"png": "image/png", "svg": "image/svg+xml"}
 

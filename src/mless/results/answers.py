@@ -159,11 +159,6 @@ class StoredAnswers(StoredStudy):
         return cls(path, read_about(path))
 
     @property
-    def task(self) -> str:
-        """The data set's name."""
-        return str(self.about.get("task") or self.study.get("data") or "task")
-
-    @property
     def engine(self) -> Mapping[str, Any]:
         """What study.json says of the engine that gave the answers."""
         found: Any = self.about.get("engine")
@@ -174,11 +169,6 @@ class StoredAnswers(StoredStudy):
         """The study's ``[accuracy]`` table."""
         found: Any = self.study.get("accuracy")
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-    @property
-    def control(self) -> str | None:
-        """The A/A control: the condition that is `none` once more."""
-        return next((name for name, about in self.conditions.items() if about.get("again")), None)
 
     def accuracy(self) -> list[Accuracy]:
         """The rows of ``accuracy.parquet``, conditions in the study's order; a number that is not one is None."""
@@ -280,10 +270,6 @@ class StoredTuning(StoredStudy):
         if not about.get("complete"):
             raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
         return cls(path, about)
-
-    @property
-    def task(self) -> str:
-        return str(self.about.get("task") or self.study.get("data") or "task")
 
     @property
     def tuning(self) -> dict[str, Any]:

@@ -73,6 +73,8 @@ FIGURES: Registry[FigureKind] = Registry(
         "sweep": FigureKind("mless.figures.sampled:sweep_of", "answers"),
         "diversity": FigureKind("mless.figures.sampled:diversity_of", "answers"),
         "table": FigureKind("mless.figures.tables:write_drawing", "answers", table=True),
+        "effects": FigureKind("mless.figures.likelihood:effects_of", "answers", overview=True),
+        "along": FigureKind("mless.figures.likelihood:along_of", "answers", ("--item",), overview=True),
         "displacement": _of_layer("mless.figures.affine:displacement_of"),
         "activations": _of_layer("mless.figures.activations:activations_of", counts_arm=True),
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),

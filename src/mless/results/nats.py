@@ -42,6 +42,25 @@ def signed(value: float | None, metric: str) -> str:
     return text.replace("-", "−") if float(text) else text[1:]
 
 
+def level(value: float | None, metric: str) -> str:
+    """A value and no change: ``−1.5658``, and for shares per cent: ``63.9 %``."""
+    if value is None or math.isnan(value):
+        return "–"
+    if LIKELIHOOD_METRICS[metric].share:
+        return f"{100 * value:.1f} %"
+    return f"{value:.{digits(metric)}f}".replace("-", "−")
+
+
+def size(value: float | None, metric: str) -> str:
+    """A change without its sign: ``0.0029``, and for shares points: ``1.2``."""
+    return signed(None if value is None else abs(value), metric).lstrip("+")
+
+
+def unit_of_change(metric: str) -> str:
+    """What a Δ is counted in: ``nats a token``, ``points``."""
+    return "points" if LIKELIHOOD_METRICS[metric].share else LIKELIHOOD_METRICS[metric].unit
+
+
 def digits(metric: str) -> int:
     """Digits after the point: effects on a whole solution are small when said by the token."""
     return 4 if LIKELIHOOD_METRICS[metric].unit in ("nats a token", "nats a character") else 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -108,11 +108,7 @@ def _bounded(*names: str) -> tuple[str, ...]:
 def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names: Mapping[str, str]) -> pa.Table:
     """prompts.parquet: ids, spans and the tokens' texts of every prompt."""
     rows = [prompt for group in prompts.values() for prompt in group]
-    pieces: dict[int, str] = {}
-    for prompt in rows:
-        for token in prompt.token_ids:
-            if token not in pieces:
-                pieces[token] = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    pieces = token_texts((prompt.token_ids for prompt in rows), tokenizer)
     span = pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
     return pa.table(
         {
@@ -128,6 +124,12 @@ def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names
             "tokens": pa.array([[pieces[token] for token in p.token_ids] for p in rows], pa.list_(pa.string())),
         }
     )
+
+
+def token_texts(sequences: Iterable[Iterable[int]], tokenizer: Any) -> dict[int, str]:
+    """Token → its text, for every token that occurs."""
+    every = {token for sequence in sequences for token in sequence}
+    return {token: tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in every}
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -218,15 +220,45 @@ AFFINE_POINTS = schema(
 #: A row per item and metric: sums of log p in nats, or what docs/likelihood.md says of the metric.
 SCORES = schema("item", "metric", "value", "n_tokens")
 #: A row per token of the reference solution: its log p, and the distribution it is drawn from, beside `none`'s.
-SOLUTION_TOKENS = schema("item", ("position", pa.int32()), "token", "logp", "entropy", "kl", "agree")
+SOLUTION_TOKENS = schema(
+    "item", ("position", pa.int32()), "token", ("text", pa.string()), "logp", "entropy", "kl", "agree"
+)
 #: A row per short text scored after the prompt: the answer, other items' answers, options.
 CANDIDATES = schema("item", ("number", pa.int32()), ("role", pa.string()), ("text", pa.string()), "logp", "n_tokens")
 LIKELIHOOD = schema("item", "metric", "value", "delta", "n_tokens")
-#: A row per condition and metric, against `none`. Null where a metric is described and not tested, and for the A/A control.
-EFFECTS = schema(
-    "metric", ("n", pa.int32()), "value", "none", "delta", "lo", "hi", "p", "p_again", "p_adjusted", "alpha", "equivalent_p", "margin",
-    "mde", "skewed", "verdict",
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One row of ``effects.parquet``: what a condition does to one metric, against `none`, over the items that have it.
+
+    `delta` = `value` − `none`, with its 95 % interval. `p` is the sign-flip test's, `p_again` against `none-again`. `p_adjusted` is Holm's over
+    the conditions, `alpha` the level where no other condition has an effect, and `mde` the smallest effect that is then found with 80 % power.
+    `equivalent_p` is that of the two one-sided tests against ±`margin`. Null for the A/A control, and where a metric is described and not tested.
+    """
+
+    model: str
+    task: str
+    condition: str
+    metric: str
+    n: int
+    value: float
+    none: float
+    delta: float
+    lo: float | None
+    hi: float | None
+    p: float | None
+    p_again: float | None
+    p_adjusted: float | None
+    alpha: float | None
+    equivalent_p: float | None
+    margin: float | None
+    mde: float | None
+    skewed: bool
+    verdict: str | None  # rises | drops | equivalent | undecided
+
+
+EFFECTS = schema_of(Effect)
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from mless.errors import BadFolder, NoMemory, is_out_of_memory
 from mless.limits import KEYED_ROWS, TABLE_BYTES, TABLE_ROWS, VALUES_PER_BYTE, WHOLE_TABLE
 from mless.results import schemas
 from mless.results.growing import INDEX
+from mless.results.nats import LIKELIHOOD_METRICS
 from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
 
 #: Its functions are made when it is imported, so no type checker knows them.
@@ -53,14 +54,16 @@ class Shape:
     by_token: tuple[str, ...] = ()
     #: Whether no number is infinite. A sum of logarithms may be.
     finite: bool = True
+    #: Texts that are one of a few in this table, by column.
+    among: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 def _optional(row: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(row) if "None" in str(field.type))
+    return frozenset(one.name for one in fields(row) if "None" in str(one.type))
 
 
 def _always(row: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(row)) - _optional(row)
+    return frozenset(one.name for one in fields(row)) - _optional(row)
 
 
 _PROMPTS = schemas.schema(
@@ -77,6 +80,7 @@ _ACCURACY = Shape(
     filled=frozenset(("value",)),
     grid=False,
 )
+_LIKELIHOOD = {"metric": tuple(LIKELIHOOD_METRICS)}
 
 SHAPES: dict[str, Shape] = {
     "prompts": Shape(_PROMPTS, ("condition", "item"), frozenset(("token_ids", "spans", "tokens"))),
@@ -101,6 +105,22 @@ SHAPES: dict[str, Shape] = {
     ),
     "affine_items": Shape(schemas.AFFINE_ITEMS, ("condition", "item", "layer", "head")),
     "affine_points": Shape(schemas.AFFINE_POINTS, ("condition", "item", "layer", "head", "token"), grid=False),
+    # An item without a solution has no tokens, and one without an answer no candidates, so these are no grids.
+    "scores": Shape(
+        schemas.SCORES, ("condition", "item", "metric"), filled=frozenset(("value",)), grid=False, among=_LIKELIHOOD
+    ),
+    "tokens": Shape(
+        schemas.SOLUTION_TOKENS, ("condition", "item", "position"), frozenset(("text",)), filled=frozenset(("logp",)), grid=False
+    ),
+    "candidates": Shape(
+        schemas.CANDIDATES, ("condition", "item", "number"), filled=frozenset(("logp",)), grid=False
+    ),
+    "likelihood": Shape(
+        schemas.LIKELIHOOD, ("condition", "item", "metric"), filled=frozenset(("value", "delta")), grid=False, among=_LIKELIHOOD
+    ),
+    "effects": Shape(
+        schemas.EFFECTS, ("condition", "metric"), empty=_optional(schemas.Effect), filled=_always(schemas.Effect), among=_LIKELIHOOD
+    ),
     "answers": Shape(
         schemas.ANSWERS,
         ("condition", "item", "sample"),
@@ -121,12 +141,15 @@ _AMONG: dict[str, tuple[str, ...]] = {
     "verdict": _VERDICTS,
     "lambda_verdict": _VERDICTS,
     "verdict_measured": _VERDICTS,
+    "role": ("answer", "other", "option"),
 }
 #: Numbers between two bounds, by column; None is no bound. Shares lie between 0 and 1.
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
     "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
-    **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted"), (0.0, 1.0)),
+    **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted", "equivalent_p"), (0.0, 1.0)),
+    "position": (0, None), "number": (0, None), "logp": (None, 0.0), "entropy": (0.0, None), "agree": (0.0, 1.0), "margin": (0.0, None),
+    "mde": (0.0, None),
 }  # fmt: skip
 #: What the rows of a table of units are ordered by.
 _PLACE = ("condition", "item")
@@ -204,9 +227,9 @@ class TableGate:
             raise self.refuse(why) from None
 
     def _may_be_empty(self) -> bool:
-        """Points are chosen, and there may be none to choose; and none alone is compared with nothing."""
+        """Points are chosen, and there may be none to choose; none alone is compared with nothing; and items may have no solution, or no answer."""
         alone = set(self.about.get("conditions") or ()) == {"none"}
-        return self._file.stem == "affine_points" or (alone and self._file.stem in _COMPARED)
+        return self._file.stem in ("affine_points", "tokens", "candidates") or (alone and self._file.stem in _COMPARED)
 
     def _check_size(self, found: pq.FileMetaData, size: int) -> None:
         if found.num_rows < 1 and not self._may_be_empty():
@@ -220,7 +243,7 @@ class TableGate:
 
     def _check_types(self, found: pa.Schema) -> None:
         for column in self._shape.columns if self._shape else ():
-            there = [field for field in found if field.name == column.name]
+            there = [one for one in found if one.name == column.name]
             if len(there) > 1:
                 raise self.refuse(f"has the column {column.name!r} twice")
             if not there:
@@ -313,8 +336,8 @@ class TableGate:
                 self._check_equal_lengths(name, values)
         elif pa.types.is_floating(declared) or pa.types.is_integer(declared):
             self._check_numbers(name, values)
-        elif name in _AMONG:
-            self._check_texts(name, values, lambda one: one in _AMONG[name], f"one of {', '.join(_AMONG[name])}")
+        elif few := self._shape.among.get(name) or _AMONG.get(name):
+            self._check_texts(name, values, few.__contains__, f"one of {', '.join(few)}")
         elif name == "metric" and "split" in self._shape.columns.names:
             odd = pc.invert(pc.match_substring_regex(values, _METRIC))
             if pc.any(odd).as_py():
@@ -476,14 +499,51 @@ def _check_tuned(gate: TableGate, table: pa.Table) -> None:
     gate.check_there(test, "condition", ["none", *([chosen] if chosen else [])])
 
 
+def _check_scored(gate: TableGate, table: pa.Table) -> None:
+    """Every condition has the same rows: what is scored does not depend on it."""
+    if not table.num_rows:
+        return
+    conditions = list(gate.about.get("conditions") or ())
+    gate.check_there(table, "condition", conditions)
+    same = [name for name in _SCORED if name in table.column_names]
+    counted = table.select(same).group_by(same).aggregate([([], "count_all")])
+    odd = counted.filter(pc.field("count_all") != len(conditions)) if conditions else counted.slice(0, 0)
+    if odd.num_rows:
+        first = odd.slice(0, 1).to_pylist()[0]
+        row = ", ".join(f"{name} {gates.shown(first[name], 40)}" for name in same)
+        raise gate.refuse(
+            f"has {row} under {first['count_all']} of {len(conditions)} conditions; expected the same under all"
+        )
+
+
+def _check_solutions(gate: TableGate, table: pa.Table) -> None:
+    """And every solution has tokens 0, 1, 2 …"""
+    _check_scored(gate, table)
+    for row in (
+        table.group_by(["condition", "item"]).aggregate([("position", "max"), ("position", "count")]).to_pylist()
+    ):
+        if row["position_max"] + 1 != row["position_count"]:
+            where = f"item {gates.shown(row['item'], 60)} under {gates.shown(row['condition'], 60)}"
+            raise gate.refuse(
+                f"has {row['position_count']} tokens for {where}, the last at position {row['position_max']}; expected 0, 1, 2 …"
+            )
+
+
+#: What tells the rows of one condition apart, and is the same under every condition.
+_SCORED = ("item", "metric", "position", "token", "number", "role", "text", "n_tokens")
+
 #: Tables with rows for those conditions alone that are compared with none.
-_COMPARED = ("retained", "shares", "activations", "affine")
+_COMPARED = ("retained", "shares", "activations", "affine", "effects")
 
 _FURTHER: dict[str, Callable[[TableGate, pa.Table], None]] = {
     "answers": _check_answers,
     "accuracy": _check_accuracy,
     "tuning": _check_tuning,
     "tuned": _check_tuned,
+    "scores": _check_scored,
+    "likelihood": _check_scored,
+    "candidates": _check_scored,
+    "tokens": _check_solutions,
 }
 
 

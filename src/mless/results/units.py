@@ -24,6 +24,8 @@ _SHAPES: dict[str, Shape] = {
     },
     "affine_items": Shape(schemas.AFFINE_SUMS, ("layer", "head"), of_study=False, finite=False),
     "affine_points": Shape(schemas.AFFINE_VECTORS, ("layer", "head", "token"), of_study=False, finite=False),
+    # A log of 0 is infinite, and a unit that was stored always passes.
+    **{name: replace(SHAPES[name], of_study=False, finite=False) for name in ("scores", "tokens", "candidates")},
     "replies": Shape(schemas.REPLIES, ("sample",), empty=SHAPES["answers"].empty, of_study=False),
 }
 

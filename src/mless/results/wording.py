@@ -11,6 +11,7 @@ from mless import values
 from mless.conditions import EDITS
 from mless.results.answers import BestOnDev, StoredAnswers, p_of_row
 from mless.results.escaping import visible
+from mless.results.reading import StoredStudy
 from mless.results.schemas import Accuracy
 from mless.values import condition_of
 
@@ -121,7 +122,7 @@ _NAMES = {
 }
 
 
-def condition_name(condition: str, folders: Sequence[StoredAnswers]) -> str:
+def condition_name(condition: str, folders: Sequence[StoredStudy]) -> str:
     """``mless`` → ``w/ Mless``, as the published bars have it; other names as they are."""
     if any(folder.control == condition for folder in folders):
         return "w/o again"

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mless.errors import BadStudy
-from mless.results.schemas import CANDIDATES, SCORES, SOLUTION_TOKENS, table_of_columns, table_of_rows
-from mless.results.units import Expected, in_order
+from mless.results.schemas import (
+    CANDIDATES,
+    SCORES,
+    SOLUTION_TOKENS,
+    table_of_columns,
+    table_of_rows,
+    token_texts,
+)
+from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.identity import digest
 from mless.study.likelihood.tables import write_effects
@@ -59,6 +66,8 @@ class LikelihoodMeasurement(Measurement):
         super().__init__(spec)
         self.settings = spec.likelihood or LikelihoodTable()
         self._texts: list[Texts] = []
+        #: The text of every token of a solution.
+        self._pieces: dict[int, str] = {}
         self._lacks: dict[str, int] = {}
         self._scorer: Scorer | None = None
         #: Whether all texts of a prompt run in one row; found by `prove`.
@@ -116,6 +125,7 @@ class LikelihoodMeasurement(Measurement):
             room=room,
             pool=_whole_task(bench),
         )
+        self._pieces = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
         self._lacks = dict(lacking.lacks)
         for line in lacking.lines(len(bench.items)):
             bench.progress.say(line)
@@ -280,6 +290,7 @@ class LikelihoodMeasurement(Measurement):
             **names,
             "position": np.arange(n),
             "token": np.array(texts.solution, np.int64),
+            "text": [self._pieces[token] for token in texts.solution],
             "logp": solution,
             **along,
         }
@@ -298,12 +309,18 @@ class LikelihoodMeasurement(Measurement):
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
         texts = self._texts[unit.number]
+        places: dict[str, Sequence[object]]
         if table == "scores":
-            places = in_order(("metric",), texts.metrics)
+            places = {"metric": texts.metrics}
         elif table == "tokens":
-            places = in_order(("position",), range(len(texts.solution)))
+            places = {"position": range(len(texts.solution)), "token": texts.solution}
         else:
-            places = {"text": [text for _, text, _ in texts.candidates()]}
+            candidates = list(texts.candidates())
+            places = {
+                "number": range(len(candidates)),
+                "role": [role for role, _, _ in candidates],
+                "text": [text for _, text, _ in candidates],
+            }
         return Expected(bench.texts_of(unit), places)
 
     # ---- what is made of it

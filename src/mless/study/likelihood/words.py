@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mless.results.folder import ResultFolder
-from mless.results.nats import LIKELIHOOD_METRICS, around, signed, weighed
+from mless.results.nats import LIKELIHOOD_METRICS, around, signed, size, unit_of_change, weighed
+from mless.results.reading import StoredLikelihood
 from mless.results.wording import p_words
 from mless.values import condition_of, condition_words, counted
 
@@ -24,7 +23,7 @@ def likelihood_lines(path: Path) -> list[str]:
     folder = ResultFolder(path)
     about = folder.about() or {}
     rows: list[Row] = folder.read_table("effects").to_pylist()
-    tokens = _tokens(folder)
+    tokens = StoredLikelihood.open(path).solution_length()
     conditions: Mapping[str, Any] = about["conditions"]
     found = [
         f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}: log-probabilities of {_read(rows)}"
@@ -49,9 +48,8 @@ def _read(rows: Sequence[Row]) -> str:
 def _effect(row: Row, tokens: float | None) -> str:
     metric = row["metric"]
     number = f"{signed(row['delta'], metric)}{around(row['lo'], row['hi'], metric)}"
-    unit = "points" if LIKELIHOOD_METRICS[metric].share else LIKELIHOOD_METRICS[metric].unit
     verdict = row["verdict"] or "not tested"
-    said = f"{metric} {verdict}, {number} {unit}, {p_words(row['p_adjusted'])}"
+    said = f"{metric} {verdict}, {number} {unit_of_change(metric)}, {p_words(row['p_adjusted'])}"
     more = (
         weighed(metric, row["delta"], tokens)
         if verdict in ("rises", "drops") and metric in ("solution", "contrast")
@@ -68,12 +66,6 @@ def _form(own: Mapping[str, Row]) -> str:
     if own["answer"]["verdict"] not in ("rises", "drops") or change == 0 or shared / change <= 0.5:
         return ""
     return f"; most of the answer's {signed(change, 'answer')} is form: other answers change by {signed(shared, 'answer')} too"
-
-
-def _tokens(folder: ResultFolder) -> float | None:
-    """How long a solution is, in the median."""
-    rows = folder.read_table("likelihood", columns=["metric", "n_tokens"], filters=[("metric", "==", "solution")])
-    return float(np.median(rows.column("n_tokens").to_numpy())) if rows.num_rows else None
 
 
 def _control(rows: Sequence[Row], conditions: Mapping[str, Any]) -> list[str]:
@@ -95,8 +87,7 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     for metric in ("solution", "contrast"):
         sizes = [row["mde"] for row in rows if row["metric"] == metric and row["mde"] is not None]
         if sizes:
-            unit = LIKELIHOOD_METRICS[metric].unit
-            said.append(f"{metric} {signed(min(sizes), metric)[1:]} to {signed(max(sizes), metric)[1:]} {unit}")
+            said.append(f"{metric} {size(min(sizes), metric)} to {size(max(sizes), metric)} {unit_of_change(metric)}")
     return [f"smallest effects that these items show with 80 % power: {'; '.join(said)}"] if said else []
 
 
