@@ -119,26 +119,36 @@ class Scorer:
         state = np.concatenate([place[one.parents] for one in asked])
         token = np.concatenate([row.ids[len(row.prompt) :] for row in rows])
         order = np.argsort(state, kind="stable")
-        logp = np.empty(len(state))
-        entropy, kl, agree = (np.full(firsts, np.nan) for _ in range(3))
-        for first, block in self._blocks(wanted):
-            last = first + len(block)
-            here = order[slice(*np.searchsorted(state[order], (first, last)))]
+        bounds = np.searchsorted(state[order], range(0, len(at) + HEAD_BLOCK, HEAD_BLOCK))
+        of_state, of_token = (torch.from_numpy(one[order]).to(flat.device) for one in (state, token))
+        logp: list[Tensor] = []
+        along: list[Tensor] = []
+        for number, (first, block) in enumerate(self._blocks(wanted)):
             every = self._logits(block).log_softmax(-1)
-            row, column = (torch.from_numpy(one).to(every.device) for one in (state[here] - first, token[here]))
-            logp[here] = _numbers(every[row, column])
-            if first >= firsts:
-                continue
-            kept = slice(first, min(last, firsts))
-            count = kept.stop - first
-            ours = every[:count]
-            entropy[kept] = _numbers(-(ours.exp() * ours).sum(-1))
-            if partners is None:
-                continue
-            theirs = self._logits(self._filled(partners[kept], len(block)))[:count].log_softmax(-1)
-            kl[kept] = _numbers((theirs.exp() * (theirs - ours)).sum(-1))
-            agree[kept] = _numbers(theirs.argmax(-1) == ours.argmax(-1))
-        return list(_apart(rows, asked, states, against, logp, (entropy, kl, agree)))
+            here = slice(bounds[number], bounds[number + 1])
+            logp.append(every[of_state[here] - first, of_token[here]])
+            if first < firsts:
+                theirs = None if partners is None else self._filled(partners[first : first + len(block)], len(block))
+                along.append(self._compared(every, theirs))
+        # One copy from the device for all of it.
+        tokens = torch.cat(logp).double().cpu().numpy() if logp else np.empty(0)
+        in_rows = np.empty(len(tokens))
+        in_rows[order] = tokens
+        curves = torch.cat(along, dim=1)[:, :firsts].double().cpu().numpy() if along else np.empty((3, 0))
+        return list(_apart(rows, asked, states, against, in_rows, curves))
+
+    def _compared(
+        self, ours: Float[Tensor, "block vocabulary"], theirs: Float[Tensor, "_ width"] | None
+    ) -> Float[Tensor, "3 block"]:
+        """Entropy, distance and agreement of each distribution. Of the whole block: sums over another number of rows may have other bits."""
+        entropy = -(ours.exp() * ours).sum(-1)
+        if theirs is None:
+            return torch.stack([entropy, *[torch.full_like(entropy, torch.nan)] * 2])
+        known = self._logits(theirs).log_softmax(-1)
+        if len(known) < len(ours):  # on a CPU the last block is not filled up
+            known = torch.cat([known, ours[len(known) :]])
+        kl = (known.exp() * (known - ours)).sum(-1)
+        return torch.stack([entropy, kl, (known.argmax(-1) == ours.argmax(-1)).to(kl.dtype)])
 
     def _blocks(self, states: Float[Tensor, "states width"]) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
         for first in range(0, len(states), HEAD_BLOCK):
@@ -167,10 +177,6 @@ class _Asked:
         self.others = np.setdiff1d(self.parents, self.first)
 
 
-def _numbers(values: Tensor) -> Float64[np.ndarray, " values"]:
-    return values.double().cpu().numpy()
-
-
 def _beside(
     asked: Sequence[_Asked], against: Sequence[Tensor | None], wanted: Float[Tensor, "states width"]
 ) -> Float[Tensor, "firsts width"] | None:
@@ -195,7 +201,7 @@ def _apart(
     states: Float[Tensor, "rows tokens width"],
     against: Sequence[Tensor | None],
     logp: Float64[np.ndarray, " after"],
-    along: tuple[np.ndarray, np.ndarray, np.ndarray],
+    along: Float64[np.ndarray, "3 firsts"],
 ) -> Iterator[Scores]:
     """Each row's own numbers."""
     token = first = 0

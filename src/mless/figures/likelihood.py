@@ -168,7 +168,7 @@ def _put_effects(
     for name, row in rows.items():
         by = _scale(row.metric)
         colour, y = colours[name], at[name]
-        if _known(row.lo) and _known(row.hi):
+        if row.lo is not None and row.hi is not None and _known(row.lo) and _known(row.hi):
             axes.hlines(y, by * row.lo, by * row.hi, color=colour, linewidth=1.3)
         axes.plot(by * row.delta, y, **_mark(row, control=name == group.folder.control), **_ink(row, colour))
         p = "" if row.verdict is None else p_value(row.p_adjusted) + ("†" if row.skewed else "")

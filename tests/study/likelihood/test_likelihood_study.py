@@ -345,6 +345,16 @@ def test_contrast_is_zero_where_only_the_form_changes_and_the_answer_alone_is_no
     assert any("most of the answer's" in line and "is form" in line for line in verdict_lines(tmp_path / "r"))
 
 
+def test_tokens_of_texts_are_counted_as_they_lie_in_one_row() -> None:
+    from mless.capture.branching import branches
+    from mless.study.likelihood.texts import distinct_tokens
+    from tiny import prompt_of
+
+    texts = [(1, 2, 3), (1, 2), (), (1, 4), (2, 2)]
+    assert distinct_tokens(texts) == 6
+    assert len(branches(prompt_of(("question", 5)), texts)) == 5 + 6
+
+
 def test_padded_lengths_depend_on_nothing_else_and_waste_little() -> None:
     for length in range(1, 9000):
         found = padded(length)

@@ -6,6 +6,7 @@ import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ from mless.results.schemas import (
     table_of_rows,
     token_texts,
 )
+from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.identity import digest
 from mless.study.likelihood.tables import write_effects
-from mless.study.likelihood.texts import Texts, texts_of, values_of
+from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
 from mless.study.likelihood.words import likelihood_lines
 from mless.study.spec import LikelihoodTable, StudySpec
 from mless.study.subject import Subject
@@ -69,6 +71,8 @@ class LikelihoodMeasurement(Measurement):
         #: The text of every token of a solution.
         self._pieces: dict[int, str] = {}
         self._lacks: dict[str, int] = {}
+        #: How many tokens an item's texts have after its prompt, in one row.
+        self._after: list[int] = []
         self._scorer: Scorer | None = None
         #: Whether all texts of a prompt run in one row; found by `prove`.
         self._together = True
@@ -127,6 +131,7 @@ class LikelihoodMeasurement(Measurement):
         )
         self._pieces = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
         self._lacks = dict(lacking.lacks)
+        self._after = [distinct_tokens(texts.ids()) for texts in self._texts]
         for line in lacking.lines(len(bench.items)):
             bench.progress.say(line)
         if not any(self._texts):
@@ -181,7 +186,7 @@ class LikelihoodMeasurement(Measurement):
 
     def _padded(self, unit: Unit) -> int:
         assert unit.prompt is not None
-        return padded(len(unit.prompt) + sum(map(len, self._texts[unit.number].ids())))
+        return padded(len(unit.prompt) + self._after[unit.number])
 
     def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
         """Rows × tokens of the forward that a row runs in, from the row alone."""
@@ -201,17 +206,20 @@ class LikelihoodMeasurement(Measurement):
 
     # ---- scoring
 
-    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Mapping[str, pa.Table]]]:
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         none = bench.conditions[0]
         units = [unit for unit in group.units if self._texts[unit.number]]
-        plain = {unit.number: unit for unit in bench.units() if unit.condition is none}
         # What the group is compared with and nobody has kept runs first, in rows of its own.
         needed = {unit.number for unit in units if unit.condition is not none and self._texts[unit.number].solution}
-        self._score(bench, [plain[number] for number in sorted(needed - self._states.keys())], group.width)
+        first = [
+            Unit(none, number, bench.prompts_of(none.name)[number]) for number in sorted(needed - self._states.keys())
+        ]
+        found = self._score(bench, first, group.width)
+        left = [unit for unit in units if unit.key not in found]
         with self._armed(bench, group) as arm:
-            found = self._score(bench, units, group.width, arm)
+            found |= self._score(bench, left, group.width, arm)
         for unit in group.units:
-            yield unit, self._tables(bench, unit, found.get(unit.key))
+            yield unit, partial(self._tables, bench, unit, found.get(unit.key))
 
     def _armed(self, bench: Bench, group: Group) -> AbstractContextManager[ArmHandle | None]:
         settings = group.units[0].condition.arm

@@ -169,3 +169,13 @@ def values_of(
             found["choice" + name] = (1.0 if margin > 0 else 0.5 if margin == 0 else 0.0), n
             found["margin" + name] = margin, n
     return {name: found[name] for name in texts.metrics}
+
+
+def distinct_tokens(texts: Sequence[Ids]) -> int:
+    """How many tokens these texts have in one row, where beginnings that they share are there once."""
+    known: dict[tuple[int, int], int] = {}
+    for text in texts:
+        at = 0
+        for token in text:
+            at = known.setdefault((at, token), len(known) + 1)
+    return len(known)
