@@ -25,6 +25,8 @@ from mless.models import LoadedModel
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
+#: A row of logits is filled up to a multiple of so many numbers, by tokens that are never drawn. (Not −∞: 0 · ∞ is no number.)
+_ALIGNED, _NEVER = 64, -1e30
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,14 @@ class Scorer:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
         with _answering(self._decoder, self._kind(last_hidden_state=states[None])):
             ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
-            return self._model.model(input_ids=ids, use_cache=False).logits[0].float()
+            logits = self._model.model(input_ids=ids, use_cache=False).logits[0].float()
+        return logits if logits.device.type == "cpu" else _aligned(logits)
+
+
+def _aligned(logits: Float[Tensor, "block vocabulary"]) -> Float[Tensor, "block wider"]:
+    """Rows that begin at like addresses. A GPU sums a row in an order that depends on its address, and so on its place among others."""
+    missing = -logits.shape[1] % _ALIGNED
+    return torch.nn.functional.pad(logits, (0, missing), value=_NEVER) if missing else logits
 
 
 class _Asked:
