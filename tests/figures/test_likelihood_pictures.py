@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,11 @@ from mless.figures import check, draw, style
 from mless.figures.curves import FEWEST
 from mless.figures.likelihood import along_of, bins_of, effects_of
 from mless.results.figure_kinds import Drawing
-from mless.study import load_study
+from mless.results.reading import StoredLikelihood
+from mless.study import load_study, run_study
 from mless.study.showing import check_figure, figure_spec, single_layer
 from mless.values import ArmSettings, Condition, FigureSpec
+from spelling import model_folder
 from synthetic import write_answers, write_likelihood
 
 EFFECTS = FigureSpec("effects", "effects", (), ())
@@ -83,8 +86,8 @@ def marks(axes: Axes) -> dict[float, tuple[str, bool, str, float]]:
     for line in axes.get_lines():
         if line.get_marker() not in ("None", ""):
             filled = to_hex(line.get_markerfacecolor()) != "#ffffff"
-            found[float(line.get_ydata()[0])] = (  # pyright: ignore[reportIndexIssue, reportArgumentType]
-                str(line.get_marker()), filled, to_hex(line.get_color()), float(line.get_xdata()[0]),  # pyright: ignore
+            found[float(line.get_ydata()[0])] = (
+                str(line.get_marker()), filled, to_hex(line.get_color()), float(line.get_xdata()[0]),
             )  # fmt: skip
     return found
 
@@ -275,6 +278,25 @@ def test_a_long_solution_goes_on_in_further_rows(tmp_path: Path) -> None:
     assert all(
         0 < len(axes.get_xticks()) <= style.MOST_LABELS for axes in parts
     )  # the others have no room for their text
+
+
+def test_a_study_stores_what_the_pictures_need(tmp_path: Path) -> None:
+    solution = "Two and two are four,\nso \\boxed{4}"
+    rows = [
+        {"id": f"q{n}", "question": f"What is {n} + 2?", "answer": str(n + 2), "solution": solution} for n in range(3)
+    ]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {
+        "model": str(model_folder(tmp_path / "tiny")),
+        "data": str(tmp_path / "data.jsonl"),
+        "length": 5,
+        "conditions": "none,mless",
+    }
+    made = run_study(load_study("along", changes), tmp_path / "results").folder
+    assert "".join(StoredLikelihood.open(made).solution_tokens("q1")) == solution
+    for spec, item in ((EFFECTS, None), (ALONG, None), (ALONG, "2")):
+        assert draw(spec, [made], item=item, formats=["svg"], out=tmp_path / str(item))
+    assert "One item: q1." in along([made], "2").description
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------------------

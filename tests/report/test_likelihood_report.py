@@ -71,7 +71,7 @@ def test_the_pictures(folder: Path, page: Page, tmp_path: Path) -> None:
     assert {file.name for file in draw_standard(plain, ["svg"])} == {"effects.svg"}
     alone = write_likelihood(tmp_path / "alone", items=8, conditions=("none",))
     assert draw_standard(alone, ["svg"]) == []
-    assert "How it was measured" in write_report(alone, verdict=[]).read_text(encoding="utf-8")
+    assert "How it was measured" in publish(alone, fresh=True).read_text(encoding="utf-8")
 
 
 def test_form_and_the_answers_own_part_add_up(folder: Path, page: Page) -> None:

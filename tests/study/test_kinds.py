@@ -19,12 +19,13 @@ from mless.study.kinds import MEASUREMENTS, measured_in, measurement_of, readout
 from outside import Outside
 from spelling import model_folder
 
-KINDS = ["attention", "activations", "affine", "accuracy", "tune"]
+KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "tune"]
 #: A study of each, and how its verdict begins.
 STUDIES = {
     "attention": ("quick", "tiny, 2 items of bundled, raw prompts; retained share λ"),
     "activations": ("activations", "tiny, 2 items of bundled"),
     "affine": ("affine", "tiny, 2 items of bundled"),
+    "likelihood": ("likelihood", "tiny, 2 items of bundled: log-probabilities of answer right after the prompt"),
     "accuracy": ("accuracy", "tiny, 6 items of arithmetic-1"),
     "tune": ("tune", "2 settings of ARM tried"),
 }
@@ -193,7 +194,7 @@ def test_it_is_registered_under_any_name(write_study: Callable[..., str], tmp_pa
 
 @pytest.mark.usefixtures("lengths")
 def test_an_unknown_measurement_is_refused_with_the_nearest(write_study: Callable[..., str], tmp_path: Path) -> None:
-    why = r"no measurement 'lenghts' \(did you mean 'lengths'\?\); there are: attention, activations, affine, accuracy, tune, lengths"
+    why = r"no measurement 'lenghts' \(did you mean 'lengths'\?\); there are: attention, activations, affine, likelihood, accuracy, tune, lengths"
     with pytest.raises(BadStudy, match=why):
         run_study(load_study(write_study('measures = "lenghts"')), tmp_path / "out")
     with pytest.raises(BadStudy, match=r"no measurement 'afine' \(did you mean 'affine'\?\)"):

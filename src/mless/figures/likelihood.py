@@ -168,7 +168,7 @@ def _put_effects(
     for name, row in rows.items():
         by = _scale(row.metric)
         colour, y = colours[name], at[name]
-        if row.lo is not None and row.hi is not None and _known(row.lo) and _known(row.hi):
+        if row.lo is not None and row.hi is not None and math.isfinite(row.lo) and math.isfinite(row.hi):
             axes.hlines(y, by * row.lo, by * row.hi, color=colour, linewidth=1.3)
         axes.plot(by * row.delta, y, **_mark(row, control=name == group.folder.control), **_ink(row, colour))
         p = "" if row.verdict is None else p_value(row.p_adjusted) + ("†" if row.skewed else "")
@@ -176,10 +176,6 @@ def _put_effects(
             p, (1.0, y), xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points", va="center_baseline", fontsize=SMALL,
             color="0.3",
         )  # fmt: skip
-
-
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _mark(row: Effect, *, control: bool) -> dict[str, Any]:
@@ -282,9 +278,8 @@ def _sizes(rows: Sequence[Effect], column: str) -> str:
     """``solution 0.0003–0.0139 nats a token; contrast …``: the range of a column, by metric."""
     said: list[str] = []
     for metric in dict.fromkeys(row.metric for row in rows):
-        found: list[float] = [
-            getattr(row, column) for row in rows if row.metric == metric and _known(getattr(row, column))
-        ]
+        every: list[float | None] = [getattr(row, column) for row in rows if row.metric == metric]
+        found = [one for one in every if one is not None]
         if found:
             ends = dict.fromkeys((size(min(found), metric), size(max(found), metric)))
             said.append(f"{metric} {'–'.join(ends)} {unit_of_change(metric)}")

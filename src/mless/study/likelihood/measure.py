@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _STEP = 32
 #: Devices on which a row fills the machine by itself, so that it runs alone and needs no padding.
 ALONE = frozenset(("cpu",))
+#: Tokens that run at once on a GPU unless the study says it. Fewer than for other measurements: groups are always full, and the last one of each
+#: length mostly with nothing.
+_GPU_TOKENS = 4096
 #: Bytes of states of `none` that are kept to compare with.
 _KEPT = 4 << 30
 
@@ -138,7 +141,10 @@ class LikelihoodMeasurement(Measurement):
             raise BadStudy(f"nothing of {bench.task} can be scored: {'; '.join(lacking.lines(len(bench.items)))}")
 
     def identity_loaded(self, bench: Bench) -> dict[str, str]:
-        return {**super().identity_loaded(bench), "scored texts": digest([texts.ids() for texts in self._texts])}
+        found = super().identity_loaded(bench)
+        if "group tokens in use" in found:
+            found["group tokens in use"] = str(self._at_once(bench))
+        return {**found, "scored texts": digest([texts.ids() for texts in self._texts])}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         from mless.capture.scoring import Scorer
@@ -181,8 +187,11 @@ class LikelihoodMeasurement(Measurement):
             key = (unit.condition.again, arm, 0 if alone else self._padded(unit))
             order[key].append(unit)
         for (_, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
-            size = 1 if alone else max(1, bench.group_tokens // length)
+            size = 1 if alone else max(1, self._at_once(bench) // length)
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
+
+    def _at_once(self, bench: Bench) -> int:
+        return bench.spec.group_tokens or min(bench.group_tokens, _GPU_TOKENS)
 
     def _padded(self, unit: Unit) -> int:
         assert unit.prompt is not None
@@ -191,7 +200,7 @@ class LikelihoodMeasurement(Measurement):
     def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
         """Rows × tokens of the forward that a row runs in, from the row alone."""
         length = padded(len(row))
-        count = max(1, bench.group_tokens // length)
+        count = max(1, self._at_once(bench) // length)
         return count if width is None else min(count, width), length
 
     def _rows(self, unit: Unit, *, together: bool | None = None) -> list[Branches]:
@@ -337,7 +346,9 @@ class LikelihoodMeasurement(Measurement):
         write_effects(bench, self.settings)
 
     def about(self, bench: Bench) -> dict[str, Any]:
-        return {**super().about(bench), "lacking": self._lacks}
+        found = super().about(bench)
+        grouped = {"group_tokens": self._at_once(bench)} if "group_tokens" in found else {}
+        return {**found, **grouped, "lacking": self._lacks}
 
     @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
