@@ -172,7 +172,7 @@ class LikelihoodTable(BaseModel):
     )  # other items' answers in a contrast
     again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
     # Changes smaller than these would not matter (equivalence test).
-    solution_margin: float = Field(default=0.005, gt=0)  # nats a token of the solution, and of entropy
+    solution_margin: float = Field(default=0.005, gt=0)  # nats a token of the solution, and of entropy; nats a character
     answer_margin: float = Field(default=0.1, gt=0)  # nats of an answer, of a contrast, or between options
     choice_margin: float = Field(default=USUAL_MARGIN, gt=0, lt=1)  # share of right choices
 

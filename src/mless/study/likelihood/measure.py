@@ -72,7 +72,7 @@ class LikelihoodMeasurement(Measurement):
         self.settings = spec.likelihood or LikelihoodTable()
         self._texts: list[Texts] = []
         #: The text of every token of a solution.
-        self._pieces: dict[int, str] = {}
+        self._token_texts: dict[int, str] = {}
         self._lacks: dict[str, int] = {}
         #: How many tokens an item's texts have after its prompt, in one row.
         self._after: list[int] = []
@@ -132,7 +132,7 @@ class LikelihoodMeasurement(Measurement):
             room=room,
             pool=_whole_task(bench),
         )
-        self._pieces = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
+        self._token_texts = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
         self._lacks = dict(lacking.lacks)
         self._after = [distinct_tokens(texts.ids()) for texts in self._texts]
         for line in lacking.lines(len(bench.items)):
@@ -307,7 +307,7 @@ class LikelihoodMeasurement(Measurement):
             **names,
             "position": np.arange(n),
             "token": np.array(texts.solution, np.int64),
-            "text": [self._pieces[token] for token in texts.solution],
+            "text": [self._token_texts[token] for token in texts.solution],
             "logp": solution,
             **along,
         }

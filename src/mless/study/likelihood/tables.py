@@ -50,7 +50,7 @@ def _rows(bench: Bench, metrics: list[str], names: list[str], values: np.ndarray
 
 def margin_of(settings: LikelihoodTable, metric: str) -> float:
     """What would not matter, in the metric's unit."""
-    if metric in ("solution", "entropy", "kl"):
+    if LIKELIHOOD_METRICS[metric].unit in ("nats a token", "nats a character"):
         return settings.solution_margin
     return settings.choice_margin if LIKELIHOOD_METRICS[metric].share else settings.answer_margin
 
