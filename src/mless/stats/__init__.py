@@ -17,6 +17,7 @@ from mless.stats.affine import (
     halves,
     ratio_of_sums,
 )
+from mless.stats.crossed import Crossed, Placed, place_among
 from mless.stats.effects import (
     PairedEffect,
     PilotPlan,
@@ -108,6 +109,7 @@ __all__ = [
     "ChangeVerdict",
     "ClusterDifference",
     "ClusterSpread",
+    "Crossed",
     "Decomposition",
     "Equivalence",
     "Estimate",
@@ -122,6 +124,7 @@ __all__ = [
     "PairedDifference",
     "PairedEffect",
     "PilotPlan",
+    "Placed",
     "SignFlip",
     "Verdict",
     "accuracy_interval",
@@ -166,6 +169,7 @@ __all__ = [
     "paired_effects",
     "pass_at_k",
     "pass_at_k_by_item",
+    "place_among",
     "ratio_of_sums",
     "retained_share",
     "retained_shares",
