@@ -76,6 +76,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "displacement": _of_layer("mless.figures.affine:displacement_of"),
         "activations": _of_layer("mless.figures.activations:activations_of", counts_arm=True),
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
+        "placebo": FigureKind("mless.figures.placebo:placebo_of", overview=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
     },
     wants="an mless.results.figure_kinds.FigureKind",

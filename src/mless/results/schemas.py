@@ -228,6 +228,48 @@ EFFECTS = schema(
     "mde", "skewed", "verdict",
 )  # fmt: skip
 
+# ---- placebos --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFiller:
+    """One row of ``placebo.parquet``: a named filler among arbitrary edits by one metric, over items and edits (docs/placebo.md).
+
+    `delta` is the filler's change against `none`, with an interval over items. `specific` = `delta` − the edits' mean, and `percentile` the share
+    of edits below; both intervals hold over items and edits. `p` = (1 + edits at least as far from their mean) / (edits + 1). The columns
+    `edits_…` are the same for all fillers of a metric: the edits' mean with its interval, and their spread without the items' noise.
+    """
+
+    model: str
+    task: str
+    condition: str
+    metric: str
+    n: int
+    edits: int
+    delta: float
+    delta_lo: float | None
+    delta_hi: float | None
+    specific: float
+    specific_lo: float | None
+    specific_hi: float | None
+    percentile: float
+    percentile_lo: float | None
+    percentile_hi: float | None
+    p: float
+    edits_mean: float | None
+    edits_lo: float | None
+    edits_hi: float | None
+    edits_sd: float | None
+    margin: float | None
+    verdict: str  # rises | drops: further than an arbitrary edit; equivalent | undecided
+
+
+PLACEBO = schema_of(PlacedFiller)
+#: A row per edit and metric: its mean change against `none`, with an interval over items, and what it is.
+EDIT_MEANS = schema(
+    ("kind", pa.string()), "metric", ("n", pa.int32()), "delta", "lo", "hi", ("ids", pa.list_(pa.int32())), ("text", pa.string())
+)  # fmt: skip
+
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 #: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and

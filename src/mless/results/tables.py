@@ -112,6 +112,12 @@ SHAPES: dict[str, Shape] = {
     "tuning": Shape(
         schemas.TUNING, ("condition", "rung"), empty=_optional(schemas.Tried), filled=_always(schemas.Tried), grid=False
     ),
+    "placebo": Shape(
+        schemas.PLACEBO, ("condition", "metric"), empty=_optional(schemas.PlacedFiller), filled=_always(schemas.PlacedFiller), grid=False
+    ),
+    "edits": Shape(
+        schemas.EDIT_MEANS, ("condition", "metric"), empty=frozenset(("ids", "text")), filled=frozenset(("delta",)), grid=False
+    ),
 }  # fmt: skip
 
 #: Texts that are one of a few, by column.
@@ -126,6 +132,7 @@ _AMONG: dict[str, tuple[str, ...]] = {
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
     "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
+    "edits": (1, None), "edits_sd": (0.0, None), **dict.fromkeys(("percentile", "percentile_lo", "percentile_hi"), (0.0, 1.0)),
     **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted"), (0.0, 1.0)),
 }  # fmt: skip
 #: What the rows of a table of units are ordered by.

@@ -1,0 +1,63 @@
+"""Reading named fillers among arbitrary edits, and how they are said: the same in verdicts and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mless.errors import BadFolder
+from mless.results.manifest import measured_in
+from mless.results.nats import METRICS_OF_CHANGE
+from mless.results.reading import StoredStudy, read_about
+from mless.results.schemas import PlacedFiller
+
+#: What words and pictures are about, where it was measured.
+_SHOWN = ("solution", "contrast", "pass@1")
+#: And where none of these was, the first of these.
+_ELSE = ("choice", "answer", *METRICS_OF_CHANGE)
+
+
+def shown_metrics(there: Collection[str]) -> list[str]:
+    """The metrics that words and pictures are about."""
+    return [name for name in _SHOWN if name in there] or [name for name in _ELSE if name in there][:1]
+
+
+def change_unit(metric: str) -> str:
+    """What a Δ is counted in: ``nats a token``, ``points``."""
+    return "points" if METRICS_OF_CHANGE[metric].share else METRICS_OF_CHANGE[metric].unit
+
+
+def ordinal(share: float) -> str:
+    """``0.61`` → ``61st``."""
+    number = round(100 * share)
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlacebo(StoredStudy):
+    """A folder that `mless run placebo` made."""
+
+    @classmethod
+    def open(cls, path: Path) -> StoredPlacebo:
+        about = read_about(path)
+        if (measured := measured_in(about)) != "placebo":
+            raise BadFolder(
+                f"{path} holds no fillers among arbitrary edits: its study measured {measured}; `mless run placebo --out …` makes a folder that does"
+            )
+        return cls(path, about)
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} on {self.about['task']}"
+
+    def placed(self) -> list[PlacedFiller]:
+        """The rows of ``placebo.parquet``."""
+        names = [one.name for one in fields(PlacedFiller)]
+        return [PlacedFiller(**row) for row in self.table("placebo", names).to_pylist()]
+
+    def edits(self) -> list[dict[str, Any]]:
+        """Condition, kind, metric and mean change of every edit."""
+        return self.table("edits", ["condition", "kind", "metric", "delta"]).to_pylist()
