@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mless.errors import BadData
-from mless.stats.dose import best_dose, dose_curve, simultaneous
+from mless.stats.dose import best_dose, dose_curve, find_peak, simultaneous
 from mless.stats.intervals import mean_intervals
 from mless.stats.shares import sign_flip
 
@@ -150,18 +150,14 @@ def test_few_skewed_items_are_covered_less_and_marked() -> None:
 @pytest.mark.parametrize("truth", ["flat", "saturates", "falls after none"])
 def test_a_peak_is_not_found_where_there_is_none(shape: str, truth: str) -> None:
     """A flat curve; one whose plateau is as good as its end; one that none itself is the best of."""
-    means = {"flat": FLAT, "saturates": np.minimum(np.arange(11) / 5, 1.0), "falls after none": -0.1 * np.arange(11)}[truth]
+    means = {"flat": FLAT, "saturates": np.minimum(np.arange(11) / 5, 1.0), "falls after none": -0.1 * np.arange(11)}[
+        truth
+    ]
     draw, sets = rng(7), 500
-    found = [dose_peak(items_of(draw, 40, means, shape), draw) for _ in range(sets)]
+    found = [find_peak(items_of(draw, 40, means, shape), DOSES, draw).p for _ in range(sets)]
     rate = float(np.mean(np.array(found) <= 0.05))
     print(f"{truth}, {shape}: a peak is claimed in {rate:.3f}")
     assert rate <= 0.07
-
-
-def dose_peak(values: np.ndarray, draw: np.random.Generator) -> float:
-    from mless.stats import dose
-
-    return dose._peak(values, DOSES, draw).p
 
 
 def test_the_chosen_dose_is_judged_without_flattery() -> None:

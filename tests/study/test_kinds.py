@@ -19,7 +19,7 @@ from mless.study.kinds import MEASUREMENTS, measured_in, measurement_of, readout
 from outside import Outside
 from spelling import model_folder
 
-KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "tune"]
+KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "dose", "tune"]
 #: A study of each, and how its verdict begins.
 STUDIES = {
     "attention": ("quick", "tiny, 2 items of bundled, raw prompts; retained share λ"),
@@ -27,6 +27,7 @@ STUDIES = {
     "affine": ("affine", "tiny, 2 items of bundled"),
     "likelihood": ("likelihood", "tiny, 2 items of bundled: log-probabilities of"),
     "placebo": ("placebo", "tiny, 2 items of bundled: mless among 2 arbitrary edits of 3 tokens"),
+    "dose": ("dose", "tiny, 6 items of bundled: mless in 2 lengths from 1 to 3 tokens, before-question, by likelihood"),
     "accuracy": ("accuracy", "tiny, 6 items of arithmetic-1"),
     "tune": ("tune", "2 settings of ARM tried"),
 }
@@ -82,6 +83,15 @@ def test_what_a_stored_study_measured(about: dict[str, Any], kind: str) -> None:
 
 def changes_for(kind: str, model: Path, here: Path) -> dict[str, Any]:
     if kind not in ("accuracy", "tune"):
+        if kind == "dose":
+            return {
+                "model": str(model),
+                "limit": 6,
+                "prompt": "raw",
+                "dose.most": 3,
+                "dose.points": 2,
+                "dose.placements": "before-question",
+            }
         own = {"placebo.edits": 2} if kind == "placebo" else {}
         return {"model": str(model), "limit": 2, "length": 3, "conditions": "none,mless", "prompt": "raw", **own}
     script = here / "script.json"

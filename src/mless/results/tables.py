@@ -115,6 +115,10 @@ SHAPES: dict[str, Shape] = {
     "placebo": Shape(
         schemas.PLACEBO, ("condition", "metric"), empty=_optional(schemas.PlacedFiller), filled=_always(schemas.PlacedFiller), grid=False
     ),
+    "dose": Shape(schemas.DOSE, ("condition", "metric"), filled=_always(schemas.DosePoint), grid=False),
+    "dose_tests": Shape(
+        schemas.DOSE_TESTS, ("filler", "placement", "metric"), filled=_always(schemas.DoseTest), of_study=False, grid=False
+    ),
     "edits": Shape(
         schemas.EDIT_MEANS, ("condition", "metric"), empty=frozenset(("ids", "text")), filled=frozenset(("delta",)), grid=False
     ),
@@ -132,6 +136,7 @@ _AMONG: dict[str, tuple[str, ...]] = {
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
     "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
+    **dict.fromkeys(("slope_p", "slope_p_adjusted", "peak_p", "peak_p_adjusted", "test_p"), (0.0, 1.0)),
     "edits": (1, None), "edits_sd": (0.0, None), **dict.fromkeys(("percentile", "percentile_lo", "percentile_hi"), (0.0, 1.0)),
     **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted"), (0.0, 1.0)),
 }  # fmt: skip

@@ -86,7 +86,17 @@ def dose_curve(
     p = sign_flip(known, rng, flips=flips, alpha=1 - level).p
     slope = _slope(known, doses, rng, level, flips)
     return DoseCurve(
-        len(known), found.mean, found.lo, found.hi, lo_all, hi_all, found.skewed, p, holm(p), slope, _peak(known, doses, rng)
+        len(known),
+        found.mean,
+        found.lo,
+        found.hi,
+        lo_all,
+        hi_all,
+        found.skewed,
+        p,
+        holm(p),
+        slope,
+        find_peak(known, doses, rng),
     )
 
 
@@ -142,7 +152,7 @@ def _slope(
     return Slope(float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p)
 
 
-def _peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator) -> Peak:
+def find_peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator) -> Peak:
     """A dose in between has to be better than both ends, so the smaller of its two t counts; of these the largest is the statistic.
 
     If no dose is better than both ends, each has at least one comparison without an effect. So the statistic is at most the largest t of

@@ -38,7 +38,7 @@ Readout = Literal["likelihood", "accuracy"]
 
 #: Fields that an inner study does not take over as they are.
 _OF_THE_OUTER = frozenset(
-    "name title figure primary condition conditions accuracy likelihood placebo measures options".split()
+    "name title figure primary condition conditions accuracy likelihood placebo dose measures options".split()
 )
 
 #: A metric → each item's change against `none` under each condition; NaN where the item has no value.

@@ -33,6 +33,7 @@ _JUDGING = {
     "accuracy": (*ANALYSIS, *FETCHING),
     "likelihood": tuple(LikelihoodTable().judged()),
     "placebo": ("by",),
+    "dose": ("dev_share",),
 }
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
@@ -93,7 +94,9 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
         del fields["group_tokens"]  # what is then used is known once the model is loaded
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
     unused += [
-        key for key in ("activations", "affine", "tune", "placebo", "measures", "options") if not getattr(spec, key)
+        key
+        for key in ("activations", "affine", "tune", "placebo", "dose", "measures", "options")
+        if not getattr(spec, key)
     ]
     fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None

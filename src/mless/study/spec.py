@@ -235,6 +235,20 @@ class PlaceboTable(BaseModel):
         return {"edits": self.edits, "kinds": self.kinds}
 
 
+class DoseTable(BaseModel):
+    """In which lengths and where the study's fillers are tried: ``[dose]``. Length 0 is `none`."""
+
+    model_config = _FORBID
+    most: Length = Field(default=1000, ge=2)  # the longest
+    points: Annotated[int, _at_most(limits.CONDITIONS)] = Field(default=11, ge=2)  # lengths from 1, in equal ratios
+    placements: Names = ["before-question", "before-answer"]
+    dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose the best length on
+
+    def measured(self) -> dict[str, Any]:
+        """The settings that stored numbers depend on."""
+        return self.model_dump(exclude={"dev_share"})
+
+
 class ConditionTable(BaseModel):
     """A condition of your own: ``[condition.NAME]``."""
 
@@ -364,7 +378,7 @@ class AccuracyTable(BaseModel):
 
 
 #: Measurements made of others, and whose settings such a study may hold beside its own.
-_COMPOSED = {"tune": ("accuracy",), "placebo": ("likelihood", "accuracy")}
+_COMPOSED = {"tune": ("accuracy",), "placebo": ("likelihood", "accuracy"), "dose": ("likelihood",)}
 #: Measurements with a table of their own in a study, the composed ones first.
 _WITH_A_TABLE = (*_COMPOSED, "accuracy", "activations", "affine", "likelihood")
 
@@ -412,6 +426,7 @@ class StudySpec(BaseModel):
     likelihood: LikelihoodTable | None = None
     tune: TuneTable | None = None
     placebo: PlaceboTable | None = None
+    dose: DoseTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 
