@@ -17,7 +17,7 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
-from mless.study.spec import AccuracyTable, ConditionTable, LikelihoodTable, TuneTable
+from mless.study.spec import AccuracyTable, ConditionTable, DoseTable, LikelihoodTable, PlaceboTable, TuneTable
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
@@ -78,7 +78,8 @@ def _options(command: Any) -> Iterable[tuple[str, str, str]]:
 
 def _study_fields() -> Iterable[tuple[str, str]]:
     tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
-    tables |= {"tune": ("tune", TuneTable()), "likelihood": ("likelihood", LikelihoodTable())}
+    tables |= {"likelihood": ("likelihood", LikelihoodTable()), "tune": ("tune", TuneTable())}
+    tables |= {"placebo": ("placebo", PlaceboTable()), "dose": ("dose", DoseTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]

@@ -20,7 +20,8 @@ from mless.errors import BadFolder, NoMemory
 from mless.figures import draw
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredLikelihood, StoredResults, read_prompts
-from mless.results.tables import SHAPES, TableGate
+from mless.results.shapes import SHAPES
+from mless.results.tables import TableGate
 from mless.study import verdict_lines
 from mless.study.kinds import MEASUREMENTS
 from mless.values import FigureSpec

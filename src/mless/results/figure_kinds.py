@@ -78,6 +78,8 @@ FIGURES: Registry[FigureKind] = Registry(
         "displacement": _of_layer("mless.figures.affine:displacement_of"),
         "activations": _of_layer("mless.figures.activations:activations_of", counts_arm=True),
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
+        "dose": FigureKind("mless.figures.dose:dose_of", overview=True),
+        "placebo": FigureKind("mless.figures.placebo:placebo_of", overview=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
     },
     wants="an mless.results.figure_kinds.FigureKind",

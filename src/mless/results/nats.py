@@ -30,12 +30,15 @@ LIKELIHOOD_METRICS: dict[str, LikelihoodMetric] = {
     "top-1 agreement": LikelihoodMetric("same most likely token as none", "share", share=True),
 }
 
+#: And what is counted in answers drawn, which placebos are compared by too.
+METRICS_OF_CHANGE = LIKELIHOOD_METRICS | {"pass@1": LikelihoodMetric("right answers drawn", "share", share=True)}
+
 
 def signed(value: float | None, metric: str) -> str:
     """``+0.0029``, ``−1.04``, and for shares points: ``+1.2``."""
     if value is None or math.isnan(value):
         return "–"
-    if LIKELIHOOD_METRICS[metric].share:
+    if METRICS_OF_CHANGE[metric].share:
         text = f"{100 * value:+.1f}"
     else:
         text = f"{value:+.{digits(metric)}f}"
@@ -63,7 +66,7 @@ def unit_of_change(metric: str) -> str:
 
 def digits(metric: str) -> int:
     """Digits after the point: effects on a whole solution are small when said by the token."""
-    return 4 if LIKELIHOOD_METRICS[metric].unit in ("nats a token", "nats a character") else 3
+    return 4 if METRICS_OF_CHANGE[metric].unit in ("nats a token", "nats a character") else 3
 
 
 def around(lo: float | None, hi: float | None, metric: str) -> str:

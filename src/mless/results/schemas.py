@@ -260,6 +260,115 @@ class Effect:
 
 EFFECTS = schema_of(Effect)
 
+# ---- placebos --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFiller:
+    """One row of ``placebo.parquet``: a named filler among arbitrary edits by one metric, over items and edits (docs/placebo.md).
+
+    `delta` is the filler's change against `none`, with an interval over items. `specific` = `delta` − the edits' mean, and `percentile` the share
+    of edits below; both intervals hold over items and edits. `p` = (1 + edits at least as far from their mean) / (edits + 1). The columns
+    `edits_…` are the same for all fillers of a metric: the edits' mean with its interval, and their spread without the items' noise.
+    """
+
+    model: str
+    task: str
+    condition: str
+    metric: str
+    n: int
+    edits: int
+    delta: float
+    delta_lo: float | None
+    delta_hi: float | None
+    specific: float
+    specific_lo: float | None
+    specific_hi: float | None
+    percentile: float
+    percentile_lo: float | None
+    percentile_hi: float | None
+    p: float
+    edits_mean: float | None
+    edits_lo: float | None
+    edits_hi: float | None
+    edits_sd: float | None
+    margin: float | None
+    verdict: str  # rises | drops: further than an arbitrary edit; equivalent | undecided
+
+
+PLACEBO = schema_of(PlacedFiller)
+#: A row per edit and metric: its mean change against `none`, with an interval over items, and what it is.
+EDIT_MEANS = schema(
+    ("kind", pa.string()), "metric", ("n", pa.int32()), "delta", "lo", "hi", ("ids", pa.list_(pa.int32())), ("text", pa.string())
+)  # fmt: skip
+
+# ---- doses -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DosePoint:
+    """One row of ``dose.parquet``: a filler in one length at one place by one metric, against `none` (length 0), item by item.
+
+    `lo` and `hi` hold for this row, `lo_all` and `hi_all` for all lengths of its curve at once. `p` is the sign-flip test's, `p_adjusted` Holm's
+    over the lengths of the curve. `skewed`: a few items decide the row.
+    """
+
+    model: str
+    task: str
+    condition: str
+    filler: str
+    placement: str
+    length: int
+    metric: str
+    n: int
+    delta: float
+    lo: float | None
+    hi: float | None
+    lo_all: float | None
+    hi_all: float | None
+    skewed: bool
+    p: float | None
+    p_adjusted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DoseTest:
+    """One row of ``dose_tests.parquet``: one curve, a filler at one place by one metric (docs/dose.md). `condition` is the filler's name.
+
+    `slope`: change per doubling of 1 + length. `peak_p`: some length in between is better than none and than the longest; `peak_length` is the
+    best one seen. `slope_p_adjusted` and `peak_p_adjusted` are Holm's over the curves of a metric. `best_length` was chosen on the dev items;
+    `test_…` is what it does to the others. `chosen`: of all curves of the metric the best on the dev items.
+    """
+
+    model: str
+    task: str
+    condition: str
+    filler: str
+    placement: str
+    metric: str
+    n: int
+    slope: float
+    slope_lo: float | None
+    slope_hi: float | None
+    slope_p: float | None
+    slope_p_adjusted: float | None
+    peak_length: int
+    peak_p: float | None
+    peak_p_adjusted: float | None
+    best_length: int
+    dev_n: int
+    dev_delta: float | None
+    test_n: int
+    test_delta: float | None
+    test_lo: float | None
+    test_hi: float | None
+    test_p: float | None
+    chosen: bool
+
+
+DOSE = schema_of(DosePoint)
+DOSE_TESTS = schema_of(DoseTest)
+
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 #: One row per answer. `reference` is the task's own answer, `how` the extraction rule that found the answer, `disagree` where the string and

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,137 +19,15 @@ import pyarrow.parquet as pq
 from mless import gates
 from mless.errors import BadFolder, NoMemory, is_out_of_memory
 from mless.limits import KEYED_ROWS, TABLE_BYTES, TABLE_ROWS, VALUES_PER_BYTE, WHOLE_TABLE
-from mless.results import schemas
 from mless.results.growing import INDEX
-from mless.results.nats import LIKELIHOOD_METRICS
-from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
+from mless.results.shapes import AMONG, BOUNDS, SHAPES
+from mless.values import SPAN_NAMES
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
 
 Read = TypeVar("Read")
 _WAY_OUT = "remove it and run the study again"
-_SPANS = pa.list_(pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())]))
-_MASS = pa.struct([(name, pa.float32()) for name in MASS_NAMES])
-_VERDICTS = ("rises", "drops", "unchanged", "equivalent", "undecided", "holds", "partly", "fails")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A table: its columns, those that name a row, and the newer ones, which older folders lack."""
-
-    columns: pa.Schema
-    key: tuple[str, ...]
-    newer: frozenset[str] = frozenset()
-    #: Columns that may be null. Numbers with a fraction always may: a number that is none is stored as null.
-    empty: frozenset[str] = frozenset()
-    #: Numbers with a fraction that may not be null.
-    filled: frozenset[str] = frozenset()
-    #: Whether `condition` and `item` are those of study.json. The table `tuned` holds conditions of inner studies.
-    of_study: bool = True
-    #: Whether there is a row for every combination of what its key columns hold, and for every condition but `none`.
-    grid: bool = True
-    #: Columns of lists that are as long as the item's prompt.
-    by_token: tuple[str, ...] = ()
-    #: Whether no number is infinite. A sum of logarithms may be.
-    finite: bool = True
-    #: Texts that are one of a few in this table, by column.
-    among: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-
-
-def _optional(row: type) -> frozenset[str]:
-    return frozenset(one.name for one in fields(row) if "None" in str(one.type))
-
-
-def _always(row: type) -> frozenset[str]:
-    return frozenset(one.name for one in fields(row)) - _optional(row)
-
-
-_PROMPTS = schemas.schema(
-    "item", ("token_ids", pa.list_(pa.int32())), ("spans", _SPANS), ("text", pa.string()), ("tokens", pa.list_(pa.string()))
-)  # fmt: skip
-_RECEIVED = ("received", pa.list_(pa.float32()))
-_ATTENTION = schemas.schema("item", "layer", "head", "queries", _RECEIVED, ("n", pa.list_(pa.int32())), ("mass", _MASS))
-_NEWER_ACCURACY = frozenset(schemas.columns_of(schemas.Accuracy, newer=True))
-_ACCURACY = Shape(
-    schemas.ACCURACY,
-    ("task", "condition", "split", "metric"),
-    _NEWER_ACCURACY,
-    _optional(schemas.Accuracy),
-    filled=frozenset(("value",)),
-    grid=False,
-)
-_LIKELIHOOD = {"metric": tuple(LIKELIHOOD_METRICS)}
-
-SHAPES: dict[str, Shape] = {
-    "prompts": Shape(_PROMPTS, ("condition", "item"), frozenset(("token_ids", "spans", "tokens"))),
-    "attention": Shape(
-        _ATTENTION, ("condition", "item", "layer", "head", "queries"), empty=frozenset(("mass",)), by_token=("received", "n")
-    ),
-    "dilution": Shape(
-        schemas.schema("item", "layer", "queries", _RECEIVED), ("condition", "item", "layer", "queries"), by_token=("received",)
-    ),
-    "retained": Shape(
-        schemas.RETAINED,
-        ("condition", "layer", "head", "queries"),
-        frozenset(("epsilon", "epsilon_lo", "epsilon_hi", "epsilon_items", "skewed")),
-        frozenset(("epsilon_items", "skewed")),
-    ),
-    "shares": Shape(schemas.SHARES, ("condition", "item", "layer", "head", "queries"), frozenset(("epsilon",))),
-    "activation_items": Shape(schemas.ACTIVATION_ITEMS, ("condition", "item", "layer", "tokens")),
-    "activation_histograms": Shape(schemas.ACTIVATION_HISTOGRAMS, ("condition", "item", "layer")),
-    "activations": Shape(schemas.ACTIVATIONS, ("condition", "layer", "tokens", "metric"), empty=frozenset(("verdict",))),
-    "affine": Shape(
-        schemas.AFFINE, ("condition", "layer", "head"), empty=frozenset(("lambda_skewed", "skewed", "lambda_verdict", "verdict", "verdict_measured"))
-    ),
-    "affine_items": Shape(schemas.AFFINE_ITEMS, ("condition", "item", "layer", "head")),
-    "affine_points": Shape(schemas.AFFINE_POINTS, ("condition", "item", "layer", "head", "token"), grid=False),
-    # An item without a solution has no tokens, and one without an answer no candidates, so these are no grids.
-    "scores": Shape(
-        schemas.SCORES, ("condition", "item", "metric"), filled=frozenset(("value",)), grid=False, among=_LIKELIHOOD
-    ),
-    "tokens": Shape(
-        schemas.SOLUTION_TOKENS, ("condition", "item", "position"), frozenset(("text",)), filled=frozenset(("logp",)), grid=False
-    ),
-    "candidates": Shape(
-        schemas.CANDIDATES, ("condition", "item", "number"), filled=frozenset(("logp",)), grid=False
-    ),
-    "likelihood": Shape(
-        schemas.LIKELIHOOD, ("condition", "item", "metric"), filled=frozenset(("value", "delta")), grid=False, among=_LIKELIHOOD
-    ),
-    "effects": Shape(
-        schemas.EFFECTS, ("condition", "metric"), empty=_optional(schemas.Effect), filled=_always(schemas.Effect), among=_LIKELIHOOD
-    ),
-    "answers": Shape(
-        schemas.ANSWERS,
-        ("condition", "item", "sample"),
-        frozenset(("stated", "cluster", "how", "reference", "disagree")),
-        frozenset(("extracted", "n_tokens", "finish", "reference", "how", "disagree", "cluster", "stated", "seed", "why")), grid=False,
-    ),
-    "accuracy": _ACCURACY,
-    "tuned": replace(_ACCURACY, of_study=False),
-    "tuning": Shape(
-        schemas.TUNING, ("condition", "rung"), empty=_optional(schemas.Tried), filled=_always(schemas.Tried), grid=False
-    ),
-}  # fmt: skip
-
-#: Texts that are one of a few, by column.
-_AMONG: dict[str, tuple[str, ...]] = {
-    "queries": QUERY_SETS,
-    "split": ("all", "dev", "test"),
-    "verdict": _VERDICTS,
-    "lambda_verdict": _VERDICTS,
-    "verdict_measured": _VERDICTS,
-    "role": ("answer", "other", "option"),
-}
-#: Numbers between two bounds, by column; None is no bound. Shares lie between 0 and 1.
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
-    "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
-    **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted", "equivalent_p"), (0.0, 1.0)),
-    "position": (0, None), "number": (0, None), "logp": (None, 0.0), "entropy": (0.0, None), "agree": (0.0, 1.0), "margin": (0.0, None),
-    "mde": (0.0, None),
-}  # fmt: skip
 #: What the rows of a table of units are ordered by.
 _PLACE = ("condition", "item")
 _METRIC = r"^((pass|maj)@[1-9][0-9]{0,8}|diversity)$"
@@ -336,7 +213,7 @@ class TableGate:
                 self._check_equal_lengths(name, values)
         elif pa.types.is_floating(declared) or pa.types.is_integer(declared):
             self._check_numbers(name, values)
-        elif few := self._shape.among.get(name) or _AMONG.get(name):
+        elif few := self._shape.among.get(name) or AMONG.get(name):
             self._check_texts(name, values, few.__contains__, f"one of {', '.join(few)}")
         elif name == "metric" and "split" in self._shape.columns.names:
             odd = pc.invert(pc.match_substring_regex(values, _METRIC))
@@ -356,7 +233,7 @@ class TableGate:
         bound = name in ("lo", "hi") or (self._shape is not None and not self._shape.finite)
         if not bound and pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
             raise self.refuse(f"has a number in {name!r} that is not finite")
-        low, high = _BOUNDS.get(name, (None, None))
+        low, high = BOUNDS.get(name, (None, None))
         if low is None and high is None:
             return
         found = pc.min_max(values).as_py()

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from mless.errors import BadFolder
 from mless.results import schemas
-from mless.results.tables import SHAPES, Shape, TableGate, pc
+from mless.results.shapes import SHAPES, Shape
+from mless.results.tables import TableGate, pc
 
 #: Tables of units by name. One that a measurement from outside mless stores is only checked to be sound Parquet.
 _SHAPES: dict[str, Shape] = {

@@ -29,7 +29,12 @@ UNITS_FORMAT = "units_format"
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: Fields of a table that do not change what is measured.
-_JUDGING = {"accuracy": (*ANALYSIS, *FETCHING), "likelihood": tuple(LikelihoodTable().judged())}
+_JUDGING = {
+    "accuracy": (*ANALYSIS, *FETCHING),
+    "likelihood": tuple(LikelihoodTable().judged()),
+    "placebo": ("by",),
+    "dose": ("dev_share",),
+}
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
@@ -88,7 +93,11 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     if spec.group_tokens is None:
         del fields["group_tokens"]  # what is then used is known once the model is loaded
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
-    unused += [key for key in ("activations", "affine", "tune", "measures", "options") if not getattr(spec, key)]
+    unused += [
+        key
+        for key in ("activations", "affine", "tune", "placebo", "dose", "measures", "options")
+        if not getattr(spec, key)
+    ]
     fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own

@@ -24,6 +24,8 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
         "affine": "mless.study.affine.measure:AffineMeasurement",
         "likelihood": "mless.study.likelihood.measure:LikelihoodMeasurement",
         "accuracy": "mless.study.accuracy.measure:AccuracyMeasurement",
+        "placebo": "mless.study.placebo.measure:PlaceboMeasurement",
+        "dose": "mless.study.dose.measure:DoseMeasurement",
         "tune": "mless.study.tuning.measure:TuningMeasurement",
     },
     wants="a class of mless.study.bench.Measurement",

@@ -20,12 +20,14 @@ from pydantic import (
 )
 
 from mless import limits, tasks
+from mless.conditions import EDITS
 from mless.engines import ENGINES, Decoding
 from mless.errors import BadStudy
 from mless.limits import Limit
 from mless.prompting import SYSTEM_TEXT
 from mless.registry import Registry
 from mless.results.figure_kinds import FIGURES
+from mless.results.nats import LIKELIHOOD_METRICS
 from mless.stats import Margins
 from mless.values import (
     USUAL_MARGIN,
@@ -172,7 +174,9 @@ class LikelihoodTable(BaseModel):
     )  # other items' answers in a contrast
     again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
     # Changes smaller than these would not matter (equivalence test).
-    solution_margin: float = Field(default=0.005, gt=0)  # nats a token of the solution, and of entropy; nats a character
+    solution_margin: float = Field(
+        default=0.005, gt=0
+    )  # nats a token of the solution, and of entropy; nats a character
     answer_margin: float = Field(default=0.1, gt=0)  # nats of an answer, of a contrast, or between options
     choice_margin: float = Field(default=USUAL_MARGIN, gt=0, lt=1)  # share of right choices
 
@@ -183,6 +187,12 @@ class LikelihoodTable(BaseModel):
     def judged(self) -> dict[str, Any]:
         """The settings that only judge them."""
         return {name: value for name, value in self.model_dump().items() if name.endswith("_margin")}
+
+    def margin_of(self, metric: str) -> float:
+        """What would not matter, in the metric's unit."""
+        if LIKELIHOOD_METRICS[metric].unit in ("nats a token", "nats a character"):
+            return self.solution_margin
+        return self.choice_margin if LIKELIHOOD_METRICS[metric].share else self.answer_margin
 
 
 class TuneTable(BaseModel):
@@ -204,6 +214,41 @@ class TuneTable(BaseModel):
     rungs: int = Field(default=3, ge=1, le=30)  # of halving; each has twice the dev items of the one before
     dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose on
     transfer: Names = []  # other data, on which the chosen setting is then tried
+
+
+class PlaceboTable(BaseModel):
+    """Which arbitrary edits the named fillers are placed among: ``[placebo]``. They have the study's length and placement."""
+
+    model_config = _FORBID
+    edits: Annotated[int, _at_most(limits.CONDITIONS)] = Field(default=40, ge=2)
+    kinds: Names = list(EDITS)  # they take turns
+    by: Names = ["likelihood"]  # and accuracy, if asked
+
+    @field_validator("by")
+    @classmethod
+    def _readouts(cls, by: list[str]) -> list[str]:
+        known = _COMPOSED["placebo"]
+        if not by or len(set(by)) < len(by) or not set(by) <= set(known):
+            raise ValueError(f"expected one or both of {', '.join(known)}, each once")
+        return [name for name in known if name in by]
+
+    def measured(self) -> dict[str, Any]:
+        """The settings that stored numbers depend on."""
+        return {"edits": self.edits, "kinds": self.kinds}
+
+
+class DoseTable(BaseModel):
+    """In which lengths and where the study's fillers are tried: ``[dose]``. Length 0 is `none`."""
+
+    model_config = _FORBID
+    most: Length = Field(default=1000, ge=2)  # the longest
+    points: Annotated[int, _at_most(limits.CONDITIONS)] = Field(default=11, ge=2)  # lengths from 1, in equal ratios
+    placements: Names = ["before-question", "before-answer"]
+    dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose the best length on
+
+    def measured(self) -> dict[str, Any]:
+        """The settings that stored numbers depend on."""
+        return self.model_dump(exclude={"dev_share"})
 
 
 class ConditionTable(BaseModel):
@@ -334,8 +379,10 @@ class AccuracyTable(BaseModel):
         return {key: value for key, value in fields.items() if key != "grader" or value != tasks.DEFAULT_GRADER}
 
 
-#: Measurements with a table of their own in a study. `tune` comes first, because such a study has [accuracy] too.
-_WITH_A_TABLE = ("tune", "accuracy", "activations", "affine", "likelihood")
+#: Measurements made of others, and whose settings such a study may hold beside its own.
+_COMPOSED = {"tune": ("accuracy",), "placebo": ("likelihood", "accuracy"), "dose": ("likelihood",)}
+#: Measurements with a table of their own in a study, the composed ones first.
+_WITH_A_TABLE = (*_COMPOSED, "accuracy", "activations", "affine", "likelihood")
 
 
 class StudySpec(BaseModel):
@@ -380,6 +427,8 @@ class StudySpec(BaseModel):
     affine: AffineTable | None = None
     likelihood: LikelihoodTable | None = None
     tune: TuneTable | None = None
+    placebo: PlaceboTable | None = None
+    dose: DoseTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 
@@ -427,7 +476,8 @@ class StudySpec(BaseModel):
 
     @model_validator(mode="after")
     def _measures_one_thing(self) -> StudySpec:
-        asked = [name for name in _WITH_A_TABLE if name != "tune" and getattr(self, name) is not None]
+        asked = [name for name in _WITH_A_TABLE if getattr(self, name) is not None]
+        asked = [name for name in asked if name not in _COMPOSED.get(self.measured, ())]
         if self.measures is not None and asked:
             raise ValueError(f"measures = {self.measures!r} and [{asked[0]}] both say what is measured; leave one out")
         if self.measures in _WITH_A_TABLE:

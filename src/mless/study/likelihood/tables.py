@@ -48,13 +48,6 @@ def _rows(bench: Bench, metrics: list[str], names: list[str], values: np.ndarray
                     yield {**bench.names, **own, "value": values[m, c, i], "delta": values[m, c, i] - values[m, 0, i]}
 
 
-def margin_of(settings: LikelihoodTable, metric: str) -> float:
-    """What would not matter, in the metric's unit."""
-    if LIKELIHOOD_METRICS[metric].unit in ("nats a token", "nats a character"):
-        return settings.solution_margin
-    return settings.choice_margin if LIKELIHOOD_METRICS[metric].share else settings.answer_margin
-
-
 def _effects(
     bench: Bench,
     settings: LikelihoodTable,
@@ -63,7 +56,7 @@ def _effects(
     names: list[str],
     values: Float64[np.ndarray, "conditions items"],
 ) -> Any:
-    margin = margin_of(settings, metric)
+    margin = settings.margin_of(metric)
     again = next((condition.name for condition in bench.conditions if condition.again), None)
     found = paired_effects(
         values[0],
