@@ -17,6 +17,7 @@ from mless.stats.affine import (
     halves,
     ratio_of_sums,
 )
+from mless.stats.crossed import Crossed, Placed, place_among
 from mless.stats.effects import PairedEffect, PilotPlan, equivalence_of_means, items_from_pilot, paired_effects
 from mless.stats.form import Decomposition, decompose
 from mless.stats.intervals import ENOUGH_ITEMS
@@ -101,6 +102,7 @@ __all__ = [
     "ChangeVerdict",
     "ClusterDifference",
     "ClusterSpread",
+    "Crossed",
     "Decomposition",
     "Equivalence",
     "Estimate",
@@ -115,6 +117,7 @@ __all__ = [
     "PairedDifference",
     "PairedEffect",
     "PilotPlan",
+    "Placed",
     "SignFlip",
     "Verdict",
     "accuracy_interval",
@@ -158,6 +161,7 @@ __all__ = [
     "paired_effects",
     "pass_at_k",
     "pass_at_k_by_item",
+    "place_among",
     "ratio_of_sums",
     "retained_share",
     "retained_shares",
