@@ -107,10 +107,9 @@ def _put_curve(axes: Axes, panel: Panel, placement: str) -> None:
     axes.plot(x, [0.0, *(panel.by * row.delta for row in points)], color=colour, zorder=2)
     known = [row for row in points if row.lo_all is not None and row.hi_all is not None]
     if known:
-        ends = [[0.0, *(panel.by * (getattr(row, name) or 0.0) for row in known)] for name in ("lo_all", "hi_all")]
-        axes.fill_between(
-            [0.0, *(_x(row.length) for row in known)], *ends, color=colour, alpha=0.16, linewidth=0, zorder=1
-        )
+        low, high = ([0.0, *(panel.by * (getattr(row, name) or 0.0) for row in known)] for name in ("lo_all", "hi_all"))
+        along = [0.0, *(_x(row.length) for row in known)]
+        axes.fill_between(along, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
     for row in points:
         sure = row.p_adjusted is not None and row.p_adjusted <= ALPHA
         axes.plot(

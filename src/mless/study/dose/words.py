@@ -59,7 +59,7 @@ def _peak(test: Row) -> str:
     if p is None or not test["peak_length"]:
         return "no length in between is better than both ends"
     found = "a peak" if p <= ALPHA else "no peak shown"
-    return f"{found}: {test['peak_length']:,} tokens against none and the longest, {p_words(p)}"
+    return f"{found}: {counted(test['peak_length'], 'token')} against none and the longest, {p_words(p)}"
 
 
 def _chosen(row: Row) -> str:
@@ -67,7 +67,7 @@ def _chosen(row: Row) -> str:
     if row["test_delta"] is None:
         return f"{metric}: no best length, because the items are too few to be divided"
     return (
-        f"{metric}, the best cell on {row['dev_n']:,} dev items: {row['filler']}, {row['best_length']:,} tokens {row['placement']} "
+        f"{metric}, the best cell on {row['dev_n']:,} dev items: {row['filler']}, {counted(row['best_length'], 'token')} {row['placement']} "
         f"({signed(row['dev_delta'], metric)}, which flatters it); on the {row['test_n']:,} other items {signed(row['test_delta'], metric)}"
         f"{around(row['test_lo'], row['test_hi'], metric)} {change_unit(metric)}, {p_words(row['test_p'])}"
     )
