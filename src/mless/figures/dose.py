@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, Picture
 from mless.results.figure_kinds import Drawing
-from mless.results.nats import METRICS_OF_CHANGE
-from mless.results.placed import PUBLISHED_DOSES, StoredDose, change_unit, shown_metrics
+from mless.results.nats import METRICS_OF_CHANGE, unit_of_change
+from mless.results.placed import PUBLISHED_DOSES, StoredDose, shown_metrics
 from mless.results.schemas import DosePoint, DoseTest
 
 ALPHA = 0.05
@@ -133,7 +133,7 @@ def _finish(axes: Axes, panel: Panel, *, named: bool, last: bool, whose: bool) -
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
     axes.yaxis.set_major_formatter(_SIGNED)
     axes.tick_params(axis="y", labelleft=named)
-    axes.set_ylabel(f"{panel.metric}, Δ {change_unit(panel.metric)}" if named else "")
+    axes.set_ylabel(f"{panel.metric}, Δ {unit_of_change(panel.metric)}" if named else "")
     axes.set_xlabel("filler (tokens)" if last else "")
     title = f"{panel.folder.title}, {panel.filler}" if whose else panel.filler
     axes.set_title(style.cut(style.shown(title), 3.0), fontsize=style.NORMAL)

@@ -16,8 +16,8 @@ from mless.conditions import EDITS
 from mless.figures import style
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results.figure_kinds import Drawing
-from mless.results.nats import METRICS_OF_CHANGE, signed
-from mless.results.placed import StoredPlacebo, change_unit, ordinal, shown_metrics
+from mless.results.nats import METRICS_OF_CHANGE, signed, unit_of_change
+from mless.results.placed import StoredPlacebo, ordinal, shown_metrics
 from mless.results.schemas import PlacedFiller
 from mless.results.wording import p_value
 
@@ -154,7 +154,7 @@ def _finish(axes: Axes, panel: Panel, *, top: float, named: bool, whose: bool) -
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=2))
     axes.xaxis.set_major_formatter(_SIGNED)
-    axes.set_xlabel(f"Δ {change_unit(panel.metric)} against none")
+    axes.set_xlabel(f"Δ {unit_of_change(panel.metric)} against none")
     places = [-0.5 * top, 0.5, *(number + 1.5 for number in range(len(panel.fillers)))]
     names = [f"{len(panel.edits)} edits", "their mean", *(style.shown(row.condition) for row in panel.fillers)]
     axes.set_yticks(places, [style.cut(name, 1.1) for name in names] if named else [""] * len(names))
@@ -191,7 +191,7 @@ def _note(panels: Sequence[Sequence[Panel]]) -> str:
 def _said(panels: Sequence[Panel]) -> str:
     first = panels[0].fillers[0]
     spreads = [
-        f"{panel.metric} {signed(panel.fillers[0].edits_sd, panel.metric).lstrip('+')} {change_unit(panel.metric)}"
+        f"{panel.metric} {signed(panel.fillers[0].edits_sd, panel.metric).lstrip('+')} {unit_of_change(panel.metric)}"
         for panel in panels
     ]
     counts = sorted({row.n for panel in panels for row in panel.fillers})

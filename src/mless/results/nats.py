@@ -61,7 +61,7 @@ def size(value: float | None, metric: str) -> str:
 
 def unit_of_change(metric: str) -> str:
     """What a Δ is counted in: ``nats a token``, ``points``."""
-    return "points" if LIKELIHOOD_METRICS[metric].share else LIKELIHOOD_METRICS[metric].unit
+    return "points" if METRICS_OF_CHANGE[metric].share else METRICS_OF_CHANGE[metric].unit
 
 
 def digits(metric: str) -> int:

@@ -31,11 +31,6 @@ def shown_metrics(there: Collection[str]) -> list[str]:
     return [name for name in _SHOWN if name in there] or [name for name in _ELSE if name in there][:1]
 
 
-def change_unit(metric: str) -> str:
-    """What a Δ is counted in: ``nats a token``, ``points``."""
-    return "points" if METRICS_OF_CHANGE[metric].share else METRICS_OF_CHANGE[metric].unit
-
-
 def ordinal(share: float) -> str:
     """``0.61`` → ``61st``."""
     number = round(100 * share)

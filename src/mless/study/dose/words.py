@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mless.results.folder import ResultFolder
-from mless.results.nats import around, signed
-from mless.results.placed import PUBLISHED_DOSES, change_unit, shown_metrics
+from mless.results.nats import around, signed, unit_of_change
+from mless.results.placed import PUBLISHED_DOSES, shown_metrics
 from mless.results.wording import p_words
 from mless.values import condition_of, condition_words, counted
 
@@ -40,7 +40,7 @@ def dose_lines(path: Path) -> list[str]:
 
 
 def _curve(test: Row, points: Sequence[Row], conditions: Mapping[str, Any]) -> str:
-    metric, unit = test["metric"], change_unit(test["metric"])
+    metric, unit = test["metric"], unit_of_change(test["metric"])
     one = points[-1]
     what = condition_words(condition_of(one["condition"], conditions[one["condition"]]))
     longest = f"{signed(one['delta'], metric)}{around(one['lo'], one['hi'], metric)} {unit} at {one['length']:,} tokens"
@@ -69,7 +69,7 @@ def _chosen(row: Row) -> str:
     return (
         f"{metric}, the best cell on {row['dev_n']:,} dev items: {row['filler']}, {counted(row['best_length'], 'token')} {row['placement']} "
         f"({signed(row['dev_delta'], metric)}, which flatters it); on the {row['test_n']:,} other items {signed(row['test_delta'], metric)}"
-        f"{around(row['test_lo'], row['test_hi'], metric)} {change_unit(metric)}, {p_words(row['test_p'])}"
+        f"{around(row['test_lo'], row['test_hi'], metric)} {unit_of_change(metric)}, {p_words(row['test_p'])}"
     )
 
 

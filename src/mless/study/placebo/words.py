@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mless.results.folder import ResultFolder
-from mless.results.nats import around, signed
-from mless.results.placed import change_unit, ordinal, shown_metrics
+from mless.results.nats import around, signed, unit_of_change
+from mless.results.placed import ordinal, shown_metrics
 from mless.results.wording import p_words
 from mless.study.placebo.tables import ALPHA
 from mless.values import condition_of, condition_words, counted
@@ -46,9 +46,7 @@ def placebo_lines(path: Path) -> list[str]:
 
 def _arbitrary(row: Row) -> str:
     metric = row["metric"]
-    mean = (
-        f"{signed(row['edits_mean'], metric)}{around(row['edits_lo'], row['edits_hi'], metric)} {change_unit(metric)}"
-    )
+    mean = f"{signed(row['edits_mean'], metric)}{around(row['edits_lo'], row['edits_hi'], metric)} {unit_of_change(metric)}"
     spread = signed(row["edits_sd"], metric).lstrip("+")
     return f"An arbitrary edit changes {metric} by {mean} on average; between-edit sd {spread}"
 
@@ -57,7 +55,7 @@ def _place(row: Row) -> str:
     metric = row["metric"]
     ends = row["percentile_lo"], row["percentile_hi"]
     between = "" if None in ends else f" [{ordinal(ends[0])}, {ordinal(ends[1])}]"
-    specific = f"{signed(row['specific'], metric)}{around(row['specific_lo'], row['specific_hi'], metric)} {change_unit(metric)}"
+    specific = f"{signed(row['specific'], metric)}{around(row['specific_lo'], row['specific_hi'], metric)} {unit_of_change(metric)}"
     return (
         f"{metric} {signed(row['delta'], metric)}{around(row['delta_lo'], row['delta_hi'], metric)}, {ordinal(row['percentile'])} percentile of "
         f"{row['edits']} edits{between}; filler-specific Δ {specific}, {p_words(row['p'])}: {_VERDICTS[row['verdict']]}"
