@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 #: In study.json of a folder that was judged again: the format of the mless that measured its units.
 UNITS_FORMAT = "units_format"
 
-#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
+#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them; [likelihood] has the latter too.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: Fields of a table that do not change what is measured.
-_JUDGING = {"accuracy": (*ANALYSIS, *FETCHING), "likelihood": tuple(LikelihoodTable().judged())}
+_JUDGING = {"accuracy": (*ANALYSIS, *FETCHING), "likelihood": (*LikelihoodTable().judged(), *FETCHING)}
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
