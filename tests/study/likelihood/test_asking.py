@@ -194,7 +194,10 @@ def test_a_key_is_not_sent_where_only_a_study_file_points(
 ) -> None:
     monkeypatch.setenv("MLESS_API_KEY", "sk-very-secret-0123456789")
     file = tmp_path / "mine.toml"
-    file.write_text(f'model = "tiny"\ntokenizer = "{tiny}"\ndata = "{task}"\nconditions = ["none", "mless"]\n[likelihood]\nengine = "openai"\nbase_url = "{good.url}"\n')  # fmt: skip
+    file.write_text(
+        f'model = "tiny"\ntokenizer = "{tiny}"\ndata = "{task}"\nconditions = ["none", "mless"]\n'
+        f'[likelihood]\nengine = "openai"\nbase_url = "{good.url}"\n'
+    )
     before = len(good.asked)
     with pytest.raises(EngineFault, match=r"only the study file names the server.*--base-url"):
         run_study(load_study(str(file)), tmp_path / "r", Heard())
