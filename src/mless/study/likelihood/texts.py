@@ -127,17 +127,8 @@ def texts_of(
             )
             lacking.lacks[few] += 1
         options = tuple((text, encoded(text)) for text in item.choices or ())
-        found.append(
-            Texts(
-                solution,
-                reasoning,
-                answer,
-                tuple((text, encoded(text)) for text in texts),
-                options,
-                item.right,
-                distributions,
-            )
-        )
+        beside = tuple((text, encoded(text)) for text in texts)
+        found.append(Texts(solution, reasoning, answer, beside, options, item.right, distributions))
     return found, lacking
 
 
