@@ -103,7 +103,7 @@ def _limits(about: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         said.append("the items have no reference solutions, so only answers are scored; --solution-field names theirs")
     if engine := about.get("engine"):
         said.append(
-            f"{without_distributions(engine.get('engine', 'unknown'))}; it promises: {engine.get('promise', 'nothing')}"
+            f"{without_distributions(engine.get('engine', 'unknown'))}; its promise: {engine.get('promise', 'nothing')}"
         )
     said.append("a likelier answer is not yet a right one: mless run accuracy draws answers")
     return said
