@@ -338,6 +338,12 @@ class Prompt:
         """How many positions it takes up; more than it has tokens where positions are moved on."""
         return len(self.token_ids) if self.position_ids is None else max(self.position_ids) + 1
 
+    @property
+    def hidden_filler(self) -> tuple[int, int] | None:
+        """Where filler lies that no other token sees: start, stop."""
+        filler = [span for span in self.spans if span.name == "filler"]
+        return (filler[0].start, filler[-1].stop) if self.hidden and filler else None
+
     def positions(self, *names: SpanName) -> list[int]:
         """Token positions inside the named spans, in order."""
         return [i for span in self.spans if span.name in names for i in range(span.start, span.stop)]

@@ -57,8 +57,7 @@ class Branches:
     @property
     def hidden(self) -> tuple[int, int] | None:
         """The tokens that no other token sees."""
-        filler = [span for span in self.prompt.spans if span.name == "filler"]
-        return (filler[0].start, filler[-1].stop) if self.prompt.hidden and filler else None
+        return self.prompt.hidden_filler
 
 
 def branches(prompt: Prompt, texts: Sequence[Sequence[int]]) -> Branches:

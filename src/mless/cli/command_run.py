@@ -32,12 +32,14 @@ class AnswerOptions:
     """How answers are generated."""
 
     engine: Annotated[
-        str | None, typer.Option(help="Answers: hf, vllm, openai, or scripted."), StudyField("accuracy.engine")
+        str | None,
+        typer.Option(help="Answers: hf, vllm, openai, or scripted. Likelihood: hf, vllm, or openai."),
+        StudyField(),
     ] = None
     base_url: Annotated[
         str | None,
-        typer.Option(help="Answers: the openai engine's server, as http://localhost:8000/v1."),
-        StudyField("accuracy.base_url"),
+        typer.Option(help="Answers, likelihood: the openai engine's server, as http://localhost:8000/v1."),
+        StudyField(),
     ] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Answers: where an answer is cut off."), StudyField("accuracy.max_new_tokens")

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 #: In study.json of a folder that was judged again: the format of the mless that measured its units.
 UNITS_FORMAT = "units_format"
 
-#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
+#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them; [likelihood] has the latter too.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
 #: Fields of a table that do not change what is measured.
 _JUDGING = {
     "accuracy": (*ANALYSIS, *FETCHING),
-    "likelihood": tuple(LikelihoodTable().judged()),
+    "likelihood": (*LikelihoodTable().judged(), *FETCHING),
     "placebo": ("by",),
     "dose": ("dev_share",),
 }

@@ -21,7 +21,7 @@ from pydantic import (
 
 from mless import limits, tasks
 from mless.conditions import EDITS
-from mless.engines import ENGINES, Decoding
+from mless.engines import ENGINES, Decoding, EngineKind
 from mless.errors import BadStudy
 from mless.limits import Limit
 from mless.prompting import SYSTEM_TEXT
@@ -165,10 +165,40 @@ class AffineTable(BaseModel):
     holds: float = Field(default=0.9, gt=0, le=1)  # a form holds where the whole interval of its R² is at least this
 
 
-class LikelihoodTable(BaseModel):
-    """How solutions and answers are scored: ``[likelihood]``. A study that has it measures log-probabilities and not attention."""
+class EngineTable(BaseModel):
+    """What computes: the fields that ``[accuracy]`` and ``[likelihood]`` share."""
 
     model_config = _FORBID
+    engine: str = "hf"
+    tensor_parallel: Annotated[int, _at_most(limits.GPUS)] | None = Field(
+        default=None, ge=1
+    )  # of vLLM: GPUs that each layer is divided among
+    base_url: str | None = None  # the openai engine's server
+    concurrency: Annotated[int, _at_most(limits.CONNECTIONS)] = Field(default=8, ge=1)
+    timeout: Annotated[float, _at_most(limits.SECONDS)] = Field(default=120.0, gt=0)
+    retries: Annotated[int, _at_most(limits.RETRIES)] = Field(default=6, ge=0)
+
+    @model_validator(mode="after")
+    def _has_an_engine(self) -> EngineTable:
+        _known(ENGINES, self.engine)
+        kind = ENGINES.get(self.engine)
+        self._suits(kind)
+        if missing := kind.missing(self):
+            raise ValueError(missing)
+        if self.tensor_parallel is not None and not kind.takes_tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel = {self.tensor_parallel} divides layers among GPUs, which the engine {self.engine} does not; use --engine vllm, or with "
+                "--engine hf --device-map auto, which gives whole layers to GPUs"
+            )
+        return self
+
+    def _suits(self, kind: EngineKind) -> None:
+        """Refuse an engine that cannot do what this table is about."""
+
+
+class LikelihoodTable(EngineTable):
+    """How solutions and answers are scored: ``[likelihood]``. A study that has it measures log-probabilities and not attention."""
+
     others: Annotated[int, _at_most(limits.OTHER_ANSWERS)] = Field(
         default=16, ge=1
     )  # other items' answers in a contrast
@@ -180,9 +210,34 @@ class LikelihoodTable(BaseModel):
     answer_margin: float = Field(default=0.1, gt=0)  # nats of an answer, of a contrast, or between options
     choice_margin: float = Field(default=USUAL_MARGIN, gt=0, lt=1)  # share of right choices
 
+    def _suits(self, kind: EngineKind) -> None:
+        if not kind.scores:
+            raise ValueError(f"engine {self.engine!r} gives no log-probabilities of given text; use --engine hf")
+
+    # What engines ask for besides.
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The one token that an engine draws after a text, which is thrown away."""
+        return 1
+
+    @property
+    def mode(self) -> Literal["row-stable"]:
+        return "row-stable"
+
+    @property
+    def script(self) -> None:
+        return None
+
+    @property
+    def by_mless(self) -> bool:
+        """Whether mless reads the log-probabilities itself, from a model that it has loaded."""
+        return self.engine == "hf"
+
     def measured(self) -> dict[str, Any]:
         """The settings that stored numbers depend on."""
-        return {"others": self.others}
+        asked = {name: getattr(self, name) for name in ("engine", "base_url", "tensor_parallel")}
+        return {"others": self.others} | ({} if self.by_mless else asked)
 
     def judged(self) -> dict[str, Any]:
         """The settings that only judge them."""
@@ -307,18 +362,13 @@ class MarginTable(BaseModel):
     same: tuple[float, float] = Margins().same
 
 
-class AccuracyTable(BaseModel):
+class AccuracyTable(EngineTable):
     """How answers are drawn and judged: ``[accuracy]``. A study that has it measures answers and not attention."""
 
-    model_config = _FORBID
-    engine: str = "hf"
     mode: Literal["row-stable", "batch-invariant"] = "row-stable"
     slots: Rows | None = Field(
         default=None, ge=1
     )  # rows computed at once; results depend on it; chosen by device where not given
-    tensor_parallel: Annotated[int, _at_most(limits.GPUS)] | None = Field(
-        default=None, ge=1
-    )  # of vLLM: GPUs that each layer is divided among
     max_new_tokens: Annotated[int, _at_most(limits.NEW_TOKENS)] = Field(default=256, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -335,10 +385,6 @@ class AccuracyTable(BaseModel):
     )  # a change smaller than this would not matter (equivalence test)
     dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
     script: str | None = None  # the scripted engine's file of answers
-    base_url: str | None = None  # the openai engine's server
-    concurrency: Annotated[int, _at_most(limits.CONNECTIONS)] = Field(default=8, ge=1)
-    timeout: Annotated[float, _at_most(limits.SECONDS)] = Field(default=120.0, gt=0)
-    retries: Annotated[int, _at_most(limits.RETRIES)] = Field(default=6, ge=0)
 
     @model_validator(mode="after")
     def _fits(self) -> AccuracyTable:
@@ -350,14 +396,6 @@ class AccuracyTable(BaseModel):
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
-            )
-        _known(ENGINES, self.engine)
-        if missing := ENGINES.get(self.engine).missing(self):
-            raise ValueError(missing)
-        if self.tensor_parallel is not None and not ENGINES.get(self.engine).takes_tensor_parallel:
-            raise ValueError(
-                f"tensor_parallel = {self.tensor_parallel} divides layers among GPUs, which the engine {self.engine} does not; use --engine vllm, or with "
-                "--engine hf --device-map auto, which gives whole layers to GPUs"
             )
         for table, names in ((tasks.EXTRACTION_RULES, self.rules or ()), (tasks.GRADERS, (self.grader,))):
             for name in names:
@@ -450,15 +488,23 @@ class StudySpec(BaseModel):
             return self.measures
         return next((name for name in _WITH_A_TABLE if getattr(self, name) is not None), "attention")
 
+    @property
+    def asks(self) -> tuple[str, EngineTable] | None:
+        """The table that names an engine, with its name; None where no engine computes."""
+        found = (("accuracy", self.accuracy), ("likelihood", self.likelihood))
+        return next(((name, table) for name, table in found if table is not None), None)
+
     @model_validator(mode="after")
     def _can_be_placed(self) -> StudySpec:
         try:
             check_device_map(self.device_map, self.device, self.device_memory)
         except BadStudy as fault:
             raise ValueError(str(fault)) from None
-        engine = self.accuracy.engine if self.accuracy is not None and self.device_map is not None else "hf"
+        asks = self.asks
+        engine = asks[1].engine if asks is not None and self.device_map is not None else "hf"
         if not ENGINES.get(engine).needs_loaded:
-            own = "divides it by --set accuracy.tensor_parallel=N" if engine == "vllm" else "is given no weights"
+            table = asks[0] if asks is not None else ""
+            own = f"divides it by --set {table}.tensor_parallel=N" if engine == "vllm" else "is given no weights"
             raise ValueError(
                 f"--device-map places what mless loads itself, and the engine {engine} {own}; leave --device-map out, or use --engine hf"
             )

@@ -26,9 +26,10 @@ from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.identity import digest
+from mless.study.likelihood.asking import Asking
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
-from mless.study.likelihood.words import likelihood_lines
+from mless.study.likelihood.words import likelihood_lines, without_distributions
 from mless.study.spec import LikelihoodTable, StudySpec
 from mless.study.subject import Subject
 from mless.values import Condition, Item
@@ -81,6 +82,8 @@ class LikelihoodMeasurement(Measurement):
         self._together = True
         self._alone = True
         self._states: OrderedDict[int, Tensor] = OrderedDict()
+        #: The engine, where mless does not read the model itself.
+        self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
     # ---- before anything is loaded
 
@@ -91,6 +94,8 @@ class LikelihoodMeasurement(Measurement):
                     f"condition {condition.name!r} draws answers, and likelihood reads those that are given; leave it out of --conditions, or use "
                     "mless run accuracy"
                 )
+        if self._asking is not None:
+            self._asking.check(conditions)
         if not any(item.answer or item.solution for item in items):
             raise BadStudy(
                 f"likelihood needs items with an answer or a reference solution, and {self.spec.data} has neither; name their fields with --answer-field "
@@ -108,20 +113,28 @@ class LikelihoodMeasurement(Measurement):
     def stored_analysis(self, about: Mapping[str, Any]) -> str:
         return about.get("analysis", "")
 
+    def needs_weights(self) -> bool:
+        return self._asking is None or self._asking.needs_weights
+
     # ---- with the model
 
     def layers(self, subject: Subject) -> list[int]:
         return list(range(1, (subject.layers or 0) + 1))
 
     def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
-        subject.load(progress, head=True)
+        if self._asking is not None:
+            self._asking.load(subject)
+        else:
+            subject.load(progress, head=True)
 
     def prepare(self, bench: Bench) -> None:
         assert bench.subject is not None
         assert bench.prompts is not None
         context = bench.subject.context
         reach = [max(rows[number].reach for rows in bench.prompts.values()) for number in range(len(bench.items))]
-        room = [None if context is None else context - one for one in reach]
+        # An engine draws a token after the text.
+        drawn = 0 if self._asking is None else self.settings.max_new_tokens
+        room = [None if context is None else context - one - drawn for one in reach]
         self._texts, lacking = texts_of(
             bench.task,
             bench.items,
@@ -131,12 +144,15 @@ class LikelihoodMeasurement(Measurement):
             seed=bench.spec.seed,
             room=room,
             pool=_whole_task(bench),
+            distributions=self._asking is None,
         )
         self._token_texts = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
         self._lacks = dict(lacking.lacks)
         self._after = [distinct_tokens(texts.ids()) for texts in self._texts]
         for line in lacking.lines(len(bench.items)):
             bench.progress.say(line)
+        if self._asking is not None and any(texts.solution for texts in self._texts):
+            bench.progress.say(without_distributions(self.settings.engine))
         if not any(self._texts):
             raise BadStudy(f"nothing of {bench.task} can be scored: {'; '.join(lacking.lines(len(bench.items)))}")
 
@@ -147,6 +163,8 @@ class LikelihoodMeasurement(Measurement):
         return {**found, "scored texts": digest([texts.ids() for texts in self._texts])}
 
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
+        if self._asking is not None:
+            return self._asking.start(bench, self._texts)
         from mless.capture.scoring import Scorer
         from mless.models.experts import has_experts
         from mless.proofs import prove_scores
@@ -168,7 +186,16 @@ class LikelihoodMeasurement(Measurement):
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
-        return {"log-probabilities": "hf"}
+        return {"log-probabilities": self.settings.engine}
+
+    def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
+        super().resume(bench, stored)
+        if self._asking is not None:
+            self._asking.about = dict(stored.get("engine") or {})
+
+    def stop(self) -> None:
+        if self._asking is not None:
+            self._asking.stop()
 
     # ---- which rows run together
 
@@ -177,6 +204,9 @@ class LikelihoodMeasurement(Measurement):
 
         A row's bits do not depend on its neighbours, so what is missing may be grouped anew.
         """
+        if self._asking is not None:
+            yield from self._asking.groups(bench, missing)
+            return
         order: dict[Any, list[Unit]] = defaultdict(list)
         again = [unit for unit in missing if unit.condition.again]
         Random(f"{bench.spec.seed}/again").shuffle(again)
@@ -216,6 +246,10 @@ class LikelihoodMeasurement(Measurement):
     # ---- scoring
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
+        if self._asking is not None:
+            for unit, logp in self._asking.measure(bench, group, self._texts):
+                yield unit, partial(self._tables, bench, unit, logp, None)
+            return
         none = bench.conditions[0]
         units = [unit for unit in group.units if self._texts[unit.number]]
         # What the group is compared with and nobody has kept runs first, in rows of its own.
@@ -228,7 +262,9 @@ class LikelihoodMeasurement(Measurement):
         with self._armed(bench, group) as arm:
             found |= self._score(bench, left, group.width, arm)
         for unit in group.units:
-            yield unit, partial(self._tables, bench, unit, found.get(unit.key))
+            scored = found.get(unit.key)
+            logp = None if scored is None else [text for one in scored for text in one.texts]
+            yield unit, partial(self._tables, bench, unit, logp, scored[0] if scored else None)
 
     def _armed(self, bench: Bench, group: Group) -> AbstractContextManager[ArmHandle | None]:
         settings = group.units[0].condition.arm
@@ -288,18 +324,14 @@ class LikelihoodMeasurement(Measurement):
         while len(self._states) > max(1, _KEPT // max(1, size)):
             self._states.popitem(last=False)
 
-    def _tables(self, bench: Bench, unit: Unit, scored: Sequence[Scores] | None) -> Mapping[str, pa.Table]:
-        texts = self._texts[unit.number]
+    def _tables(
+        self, bench: Bench, unit: Unit, scored: Sequence[np.ndarray] | None, first: Scores | None
+    ) -> Mapping[str, pa.Table]:
+        """`scored` is log p by text, None where there are no texts; `first` has the distributions along the solution, where they are known."""
+        texts, logp = self._texts[unit.number], scored or []
         names = {**bench.names, "condition": unit.condition.name, "item": bench.items[unit.number].id}
-        logp = [text for one in scored or () for text in one.texts]
-        first = scored[0] if scored else None
         n = len(texts.solution)
-        plain = unit.condition is bench.conditions[0]
-        along = {
-            "entropy": first.entropy if first else np.empty(0),
-            "kl": np.zeros(n) if plain or first is None else first.kl,
-            "agree": np.ones(n) if plain or first is None else first.agree,
-        }
+        along = self._along(first, n, plain=unit.condition is bench.conditions[0])
         values = values_of(texts, logp, along) if scored else {}
         rows = [{**names, "metric": name, "value": value, "n_tokens": many} for name, (value, many) in values.items()]
         solution = logp[0] if scored else np.empty(0)
@@ -322,6 +354,16 @@ class LikelihoodMeasurement(Measurement):
             "scores": table_of_rows(rows, SCORES),
             "tokens": table_of_columns(columns, SOLUTION_TOKENS, n),
             "candidates": table_of_rows(candidates, CANDIDATES),
+        }
+
+    def _along(self, first: Scores | None, n: int, *, plain: bool) -> dict[str, np.ndarray]:
+        """Entropy of each distribution along the solution, and how far it is from `none`'s; NaN where distributions are not known."""
+        if first is None:
+            return {name: np.full(n, np.nan) for name in ("entropy", "kl", "agree")}
+        return {
+            "entropy": first.entropy,
+            "kl": np.zeros(n) if plain else first.kl,
+            "agree": np.ones(n) if plain else first.agree,
         }
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
@@ -348,7 +390,11 @@ class LikelihoodMeasurement(Measurement):
     def about(self, bench: Bench) -> dict[str, Any]:
         found = super().about(bench)
         grouped = {"group_tokens": self._at_once(bench)} if "group_tokens" in found else {}
-        return {**found, **grouped, "lacking": self._lacks}
+        own = {**found, **grouped, "lacking": self._lacks}
+        if self._asking is None:
+            return own
+        engine = self._asking.about
+        return own | {"engine": dict(engine), "device": {"kind": engine.get("device"), "dtype": engine.get("dtype")}}
 
     @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:

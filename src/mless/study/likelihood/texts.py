@@ -29,6 +29,8 @@ class Texts:
     options: tuple[tuple[str, Ids], ...] = ()
     #: Which of the options is right, from 0.
     right: int | None = None
+    #: Whether whole next-token distributions are known, and not only log p of these tokens.
+    distributions: bool = True
 
     def ids(self) -> list[Ids]:
         """All of them in a fixed order; the solution comes first, also where there is none."""
@@ -57,7 +59,7 @@ class Texts:
             found += ["contrast"] if self.others else []
         if self.right is not None:
             found += ["choice", "choice-normalised", "margin", "margin-normalised"]
-        if self.solution:
+        if self.solution and self.distributions:
             found += ["kl", "entropy", "top-1 agreement"]
         return tuple(found)
 
@@ -85,6 +87,7 @@ def texts_of(
     seed: int,
     room: Sequence[int | None],
     pool: Sequence[Item] = (),
+    distributions: bool = True,
 ) -> tuple[list[Texts], Counted]:
     """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a solution that does not fit is left out. Others'
     answers are drawn from `pool`, which holds the items and more of their kind.
@@ -124,9 +127,8 @@ def texts_of(
             )
             lacking.lacks[few] += 1
         options = tuple((text, encoded(text)) for text in item.choices or ())
-        found.append(
-            Texts(solution, reasoning, answer, tuple((text, encoded(text)) for text in texts), options, item.right)
-        )
+        beside = tuple((text, encoded(text)) for text in texts)
+        found.append(Texts(solution, reasoning, answer, beside, options, item.right, distributions))
     return found, lacking
 
 
@@ -147,6 +149,8 @@ def values_of(
     if "solution" in wanted:
         n = len(solution)
         found["solution"] = float(solution.mean()), n
+    if "kl" in wanted:
+        n = len(solution)
         found["entropy"] = float(along["entropy"].mean()), n
         found["kl"] = float(along["kl"].mean()), n
         found["top-1 agreement"] = float(along["agree"].mean()), n

@@ -91,11 +91,19 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     return [f"smallest effects that these items show with 80 % power: {'; '.join(said)}"] if said else []
 
 
+def without_distributions(engine: str) -> str:
+    return f"the engine {engine} tells of given tokens only, so kl, entropy and top-1 agreement are left out"
+
+
 def _limits(about: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     said = [
         f"{counted(n, 'item')} of {len(about['items'])}: {what}" for what, n in (about.get("lacking") or {}).items()
     ]
     if not any(row["metric"] == "solution" for row in rows):
         said.append("the items have no reference solutions, so only answers are scored; --solution-field names theirs")
+    if engine := about.get("engine"):
+        said.append(
+            f"{without_distributions(engine.get('engine', 'unknown'))}; its promise: {engine.get('promise', 'nothing')}"
+        )
     said.append("a likelier answer is not yet a right one: mless run accuracy draws answers")
     return said
