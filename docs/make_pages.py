@@ -17,7 +17,7 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
-from mless.study.spec import AccuracyTable, ConditionTable, TuneTable
+from mless.study.spec import AccuracyTable, ConditionTable, DoseTable, LikelihoodTable, PlaceboTable, TuneTable
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
@@ -78,11 +78,14 @@ def _options(command: Any) -> Iterable[tuple[str, str, str]]:
 
 def _study_fields() -> Iterable[tuple[str, str]]:
     tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
-    tables |= {"tune": ("tune", TuneTable())}
+    tables |= {"likelihood": ("likelihood", LikelihoodTable()), "tune": ("tune", TuneTable())}
+    tables |= {"placebo": ("placebo", PlaceboTable()), "dose": ("dose", DoseTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]
-            for key, inner in table.model_dump(mode="json").items():
+            written = table.model_dump(mode="json")
+            for key in type(table).model_fields:  # a dump leaves some out where they are not set
+                inner = written.get(key)
                 yield _code(f"{under}.{key}"), "" if inner is None else _code(json.dumps(inner))
         elif isinstance(value, dict) and value:
             yield from ((_code(f"{name}.{key}"), _code(json.dumps(inner))) for key, inner in value.items())

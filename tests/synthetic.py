@@ -1,4 +1,4 @@
-"""Result folders that look like real ones: spiky attention with a layer-1 drop under filler; answers some of which filler changes."""
+"""Result folders that look like real ones: spiky attention with a layer-1 drop under filler; answers and log-probabilities that filler changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mless.results.folder import ResultFolder
-from mless.results.schemas import ACCURACY, ANSWERS, TUNING
+from mless.results.nats import LIKELIHOOD_METRICS
+from mless.results.schemas import (
+    ACCURACY,
+    ANSWERS,
+    CANDIDATES,
+    EFFECTS,
+    LIKELIHOOD,
+    SCORES,
+    SOLUTION_TOKENS,
+    TUNING,
+    table_of_rows,
+)
+from mless.stats.effects import paired_effects
 from mless.study.accuracy.tables import accuracy_table
-from mless.study.spec import AccuracyTable
+from mless.study.likelihood.tables import DESCRIBED, margin_of
+from mless.study.spec import AccuracyTable, LikelihoodTable
 from mless.values import ArmSettings, Condition
 
 WORDS = " Find the sum of all $ positive integers n such that \\frac{n +1 }{ 2} is prime , and greater than 3 . What \n".split(
@@ -345,4 +358,125 @@ def write_tuning(
             "conditions": conditions, "items": ["a", "b"], "tuning": about,
         }
     )  # fmt: skip
+    return path
+
+
+# ---- likelihood -----------------------------------------------------------------------------------------------------------------
+
+#: What a condition does: nats a token of the solution, nats of this answer against others, nats that all answers share.
+Change = tuple[float, float, float]
+CHANGES: dict[str, Change] = {"mless": (0.004, 0.02, 1.0), "mful": (-0.03, -0.3, 0.5), "random": (0.0, 0.0, 0.0)}
+
+
+def write_likelihood(
+    path: Path,
+    *,
+    name: str = "smollm2",
+    label: str = "SmolLM2-135M-Instruct",
+    task: str = "gsm8k_test",
+    items: int = 30,
+    conditions: Sequence[str | Condition] = ("none", "none-again", "mless", "mful", "random"),
+    changes: Mapping[str, Change] | None = None,
+    solutions: bool = True,
+    answers: bool = True,
+    choices: bool = False,
+    noise: float = 0.0,
+    text: str = "",
+    about: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a folder of a likelihood study. `changes` move the conditions' numbers, `noise` the A/A control's; `text` is in every text.
+
+    Every solution has another length; the last item has neither solution nor answer where there are two items or more.
+    """
+    rng = np.random.default_rng(seed)
+    known = {one.name: one for one in (CONDITIONS[c] if isinstance(c, str) else c for c in conditions)}
+    moved = CHANGES if changes is None else changes
+    ids = [f"sum-{i + 1:03d}" for i in range(items)]
+    settings = LikelihoodTable()
+    lengths = rng.permutation(np.linspace(8, 90, items).astype(int)).tolist()
+    base = [-rng.exponential(1.5, n) for n in lengths]
+    first = rng.normal(-14, 2, (items, 9))
+    tables: dict[str, list[dict[str, Any]]] = {"scores": [], "tokens": [], "candidates": [], "likelihood": []}
+    values: dict[str, dict[str, np.ndarray]] = {}
+    prompts: list[dict[str, Any]] = []
+    for condition in known.values():
+        solution, own, form = moved.get(condition.name, (0.0, 0.0, 0.0))
+        quiet = condition.name == "none" or (condition.again and not noise)
+        spread = 0.0 if quiet else noise if condition.again else 0.01
+        for place, item in enumerate(ids):
+            common = {"model": label, "task": task, "condition": condition.name, "item": item}
+            prompts.append(common | _asked(condition, place, 2))
+            found: dict[str, tuple[float, int]] = {}
+            if place and place == items - 1:
+                continue
+            if solutions:
+                n = lengths[place]
+                shift = np.where(np.arange(n) < 4, solution * 3, solution) + rng.normal(0, spread, n) / np.sqrt(n)
+                logp = np.minimum(base[place] + shift, 0.0)
+                kl = 0.0 if quiet else 0.05
+                for at, one in enumerate(logp.tolist()):
+                    tables["tokens"].append(
+                        {
+                            **common, "position": at, "token": at, "text": f"{text}{WORDS[at % len(WORDS)]} ", "logp": one, "entropy": 1.0,
+                            "kl": kl, "agree": 1.0,
+                        }
+                    )  # fmt: skip
+                found["solution"] = float(logp.mean()), n
+                found |= {"kl": (kl, n), "entropy": (1.0, n), "top-1 agreement": (1.0, n)}
+            roles = ["answer"] * answers + ["other"] * 4 * answers + ["option"] * 4 * choices
+            scored = first[place, : len(roles)] + rng.normal(0, spread * 5, len(roles)) + form
+            if answers:
+                scored[0] += own
+                found["answer"] = float(scored[0]), 4
+                found["contrast"] = float(scored[0] - scored[1:5].mean()), 4
+            if choices:
+                right, *wrong = scored[-4:].tolist()
+                found |= {"choice": (float(right > max(wrong)), 4), "margin": (right - max(wrong), 4)}
+            for at, (role, one) in enumerate(zip(roles, scored.tolist(), strict=True)):
+                tables["candidates"].append(
+                    {
+                        **common,
+                        "number": at,
+                        "role": role,
+                        "text": f"{text}#### {place + at}",
+                        "logp": one,
+                        "n_tokens": 4,
+                    }
+                )
+            for metric in [one for one in LIKELIHOOD_METRICS if one in found]:
+                value, n = found[metric]
+                mine = values.setdefault(metric, {}).setdefault(condition.name, np.full(items, np.nan))
+                mine[place] = value
+                row = {**common, "metric": metric, "value": value, "n_tokens": n}
+                tables["scores"].append(row)
+                tables["likelihood"].append({**row, "delta": value - values[metric]["none"][place]})
+    effects = [
+        {"model": label, "task": task, "condition": one, "metric": metric, "margin": margin_of(settings, metric), **asdict(effect)}
+        for metric, found in values.items()
+        for one, effect in paired_effects(
+            found["none"], {one: mine for one, mine in found.items() if one != "none"}, rng, margin=margin_of(settings, metric),
+            again="none-again" if "none-again" in found else None, flips=2000,
+        ).items()
+    ]  # fmt: skip
+    for row in effects:
+        if row["metric"] in DESCRIBED:
+            row |= dict.fromkeys(("p", "p_again", "p_adjusted", "alpha", "equivalent_p", "mde", "margin", "verdict"))
+    folder = ResultFolder(path)
+    wanted = {"scores": SCORES, "tokens": SOLUTION_TOKENS, "candidates": CANDIDATES, "likelihood": LIKELIHOOD}
+    for table, columns in wanted.items():
+        folder.write_table(table, table_of_rows(tables[table], columns))
+    folder.write_table("effects", table_of_rows(effects, EFFECTS))
+    folder.write_table("prompts", pa.Table.from_pylist(prompts))
+    study = {
+        "name": "likelihood", "title": "Does filler make the right answer likelier?", "data": task, "prompt": "raw", "seed": 0,
+        "likelihood": settings.model_dump(),
+    }  # fmt: skip
+    told = {
+        "measures": "likelihood", "complete": True, "study": study, "task": task, "prompt": "raw", "items": ids, "seeds": {"study": 0},
+        "conditions": {condition: asdict(one) for condition, one in known.items()}, "lacking": {},
+        "model": {"name": name, "label": label, "family": "llama", "layers": 30, "heads": 9, "fingerprint": "9f" * 16},
+        "versions": {"torch": "2.13.0", "transformers": "5.22.2"}, "device": {"kind": "cpu", "dtype": "float32"}, **(about or {}),
+    }  # fmt: skip
+    folder.write_manifest(told)
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from mless.models import LoadedModel
 from mless.values import Prompt, Span, SpanName
@@ -48,7 +48,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> LoadedModel:
+def tiny(
+    family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, head: bool = False, **changes: Any
+) -> LoadedModel:
+    """With `head` it has its language-model head, too."""
     torch.manual_seed(seed)
     settings = BASE | FAMILIES.get(family, {}) | changes
     if family == "gpt2":
@@ -61,7 +64,8 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **ch
         }
     config = AutoConfig.for_model(family, **settings)
     implementation = "eager" if family in ("gpt_oss", "gemma2") else "sdpa"
-    model = AutoModel.from_config(config, attn_implementation=implementation, dtype=dtype).eval()
+    kind = AutoModelForCausalLM if head else AutoModel
+    model = kind.from_config(config, attn_implementation=implementation, dtype=dtype).eval()
     # Fresh weights are near zero, which makes every attention nearly even and every test easy; sharpen it.
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -74,6 +74,7 @@ CONDITIONS = _limit("conditions", 1_000, "conditions", "each one runs every item
 NAME = _limit("name", 200, "characters", "names become parts of file names")
 SEED = _limit("seed", 2**63 - 1, "", "random number generators take 64 bits")
 ITEMS = _limit("items", 10**9, "items", "no data set has more")
+OTHER_ANSWERS = _limit("other-answers", 1_000, "answers", "each is scored after every prompt")
 PLANNED_ITEMS = _limit("planned-items", 10_000_000, "items", "exact power of more takes over a minute")
 # ---- result folders and logs of other programs ----------------------------------------------------------------------
 

@@ -100,13 +100,15 @@ def build_prompts(
     """One prompt per item. `sentences` are what ``text`` fillers are cut from. `rendered_before` keeps what conditions have in common."""
     kind_of_condition = condition.of_kind
     system = system if condition.system is None else condition.system
+    filler: tuple[int, ...] | None = None
     for given in items:
         item = _asked(given, condition)
         key = (item.id, item.question, system)
         rendered = (rendered_before or {}).get(key) or render(tokenizer, item, kind=kind, system=system)
         if rendered_before is not None:
             rendered_before[key] = rendered
-        filler = kind_of_condition.ids(tokenizer, condition, item=item.id, seed=seed, sentences=sentences)
+        if filler is None or kind_of_condition.own:
+            filler = kind_of_condition.ids(tokenizer, condition, item=item.id, seed=seed, sentences=sentences)
         at = insertion_point(rendered.points, condition, seed=seed, item=item.id)
         yield _assemble(tokenizer, item, condition, rendered, filler, at)
 
@@ -400,10 +402,10 @@ def _fold(tokenizer: Any, system: str, question: str) -> str:
     return templates.render(tokenizer, messages)
 
 
-def with_filler_ids(tokenizer: Any, conditions: Sequence[Condition]) -> list[Condition]:
-    """The conditions, each repeated filler with the ids that it is to this tokenizer."""
-    units = [one.of_kind.unit(tokenizer, one) for one in conditions]
-    return [one if unit is None else replace(one, filler_ids=unit) for one, unit in zip(conditions, units, strict=True)]
+def with_filler_ids(tokenizer: Any, conditions: Sequence[Condition], sentences: Sequence[str] = ()) -> list[Condition]:
+    """The conditions, each filler that is the same for all items with the ids that it is to this tokenizer."""
+    listed = [one.of_kind.listed(tokenizer, one, sentences) for one in conditions]
+    return [one if ids is None else replace(one, filler_ids=ids) for one, ids in zip(conditions, listed, strict=True)]
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------

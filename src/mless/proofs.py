@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mless import kernels
 from mless.capture import activations, affine, capturing
+from mless.capture.branching import Branches
+from mless.capture.scoring import Scorer, Scores
 from mless.capture.seam import Call
-from mless.errors import BadAttention, ProofFailed, UnsupportedArchitecture
+from mless.errors import BadAttention, ProofFailed, UnsupportedArchitecture, first_line
 from mless.kernels.reference import probabilities
 from mless.models import LoadedModel
 from mless.models.activations import activation_points
@@ -29,6 +33,8 @@ _OUTPUT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 _HIDDEN = {"float32": 1e-3, "bfloat16": 2e-1, "float16": 5e-2}
 #: What two plain forwards may differ by where the machine's own arithmetic does not repeat.
 _RESTORED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+#: How far a log-probability may be from the same one computed another way, in nats.
+_LOG_P = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 #: Long enough for a whole ordinary prompt, short enough for eager's matrices.
 _TOKENS = 512
 #: Activations are compared value by value, so a few tokens are enough.
@@ -173,6 +179,75 @@ def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
             "not what the MLP goes on with; see docs/adding-a-model.md"
         )
     return {"output unchanged": True, "restored": True} | ({"MLP computed anew": worst} if gated else {})
+
+
+def prove_scores(
+    model: LoadedModel,
+    scorer: Scorer,
+    together: Sequence[Branches],
+    apart: Sequence[Branches],
+    shape: tuple[int, int] | None,
+) -> dict[str, Any]:
+    """The same for log-probabilities of texts after a prompt.
+
+    head:       log p of a text in a row of its own against the model's own forward, whole
+    texts:      whether all texts after a prompt may share a row: they get the same numbers as in rows of their own
+    neighbours: a row has the same bits alone and with others, in another place; `shape` is rows × tokens of the forwards to come
+    """
+    alone = [scorer([row])[0] for row in apart]
+    longest = max(range(len(apart)), key=lambda at: len(apart[at]))
+    head = _check_scores(model, apart[longest], alone[longest])
+    plain = [one.texts[0] for one in alone]
+    try:
+        shared = list(scorer(together)[0].texts)
+        gap = max((float(np.abs(a - b).max()) for a, b in zip(plain, shared, strict=True) if len(a)), default=0.0)
+        why = None if gap <= _LOG_P[model.dtype] else f"in one row they differ by {gap:.2g} nats"
+    except UnsupportedArchitecture as fault:
+        gap, why = math.nan, first_line(fault)
+    found = {"head": head, "texts": "in one row" if why is None else "in rows of their own"}
+    found |= {"gap": gap} if why is None else {"why": why}
+    rows = together if why is None else apart[:1]
+    if shape is not None:
+        found["neighbours"] = _check_neighbours(model, scorer, rows[0], apart, shape)
+    return found
+
+
+def _check_scores(model: LoadedModel, row: Branches, found: Scores) -> float:
+    known, ids = len(row.prompt), torch.from_numpy(row.ids)[None].to(model.device)
+    more = (
+        {}
+        if row.prompt.position_ids is None
+        else {"position_ids": torch.from_numpy(row.positions)[None].to(model.device)}
+    )
+    with torch.inference_mode():
+        logits = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[
+            0, known - 1 : -1
+        ]
+        own = logits.float().log_softmax(-1).gather(-1, ids[0, known:, None])[:, 0].double().cpu().numpy()
+    gap = float(np.abs(own - found.texts[0]).max()) if len(own) else 0.0
+    if not gap <= _LOG_P[model.dtype]:
+        raise ProofFailed(
+            f"{model.label}: log-probabilities differ by {gap:.2g} nats from those of the model's own forward, more than {_LOG_P[model.dtype]:g} allowed in "
+            f"{model.dtype}; this family cannot be scored, see docs/adding-a-model.md"
+        )
+    return gap
+
+
+def _check_neighbours(
+    model: LoadedModel, scorer: Scorer, row: Branches, others: Sequence[Branches], shape: tuple[int, int]
+) -> str:
+    count, length = shape
+    if count < 2:
+        return "rows run alone"
+    beside = [other for other in others if len(other) <= length][: count - 1]
+    (alone,) = scorer([row], count=count, length=length)
+    among = scorer([*beside, row], count=count, length=length)[-1]
+    if any((a != b).any() for a, b in zip(alone.texts, among.texts, strict=True)):
+        raise ProofFailed(
+            f"{model.label}: a row's log-probabilities have other bits beside other rows than alone, on {model.device} in {model.dtype}; try --dtype "
+            "float32, or --set group_tokens=1, which runs rows one by one"
+        )
+    return "same bits"
 
 
 def _hidden(model: LoadedModel, tokens: Tensor) -> Tensor:

@@ -43,6 +43,12 @@ class Item:
     answer: str | None = None
     #: What related items have in common; statistics then count it as one unit.
     cluster: str | None = None
+    #: A worked solution that ends in the answer.
+    solution: str | None = None
+    #: The options of a multiple-choice question, A first.
+    choices: tuple[str, ...] | None = None
+    #: Which of `choices` is right, counted from 0; `answer` is as the data give it.
+    right: int | None = None
 
 
 #: A median absolute deviation times this is the standard deviation, for values that are normally distributed.
@@ -192,9 +198,10 @@ class Condition:
 
     ``kind`` is a name in `conditions.CONDITION_KINDS`. ``none``: nothing inserted. ``repeat``: the filler's tokens repeated, cut to `length` tokens.
     ``text``: natural text cut to `length` tokens. ``tokens``: `length` random tokens, different for each item. ``shift``: no token
-    inserted, but positions shifted by `length`. Or one from outside mless. `hidden` filler is in the prompt but no other token sees it. The
-    rest is for answers only: another `system` text, a `question` template ("{question} {question}"), and `samples` drawn at `temperature`
-    for a vote (self-consistency). `again` repeats the same prompts (the A/A control).
+    inserted, but positions shifted by `length`. ``edit-…``: `length` tokens drawn with the condition's own `seed`, the same for all items. Or one
+    from outside mless. `hidden` filler is in the prompt but no other token sees it. The rest is for answers only: another `system` text, a
+    `question` template ("{question} {question}"), and `samples` drawn at `temperature` for a vote (self-consistency). `again` repeats the
+    same prompts (the A/A control).
     """
 
     name: str
@@ -210,6 +217,8 @@ class Condition:
     again: bool = False
     #: The model is run with ARM; with filler too where the kind inserts some.
     arm: ArmSettings | None = None
+    #: Of kinds that draw one filler for all items: what it is drawn with; 0 unless given.
+    seed: int | None = None
     #: What one filler is to the tokenizer; known once prompts are written.
     filler_ids: tuple[int, ...] | None = None
 
@@ -220,6 +229,10 @@ class Condition:
             )
         CONDITION_KINDS.check(self.kind, f"condition {self.name!r}: ")
         self.of_kind.check(self)
+        if self.seed is not None and not self.of_kind.takes_seed:
+            raise BadStudy(f"condition {self.name!r}: kind {self.kind!r} takes no seed of its own; leave seed out")
+        if self.seed is not None and self.seed < 0:
+            raise BadStudy(f"condition {self.name!r}: its seed must be 0 or more, got {self.seed}")
         if self.hidden and not self.inserts:
             raise BadStudy(f"condition {self.name!r} hides its filler, but inserts none; give it a filler")
         if self.question is not None and "{question}" not in self.question:
@@ -324,6 +337,12 @@ class Prompt:
     def reach(self) -> int:
         """How many positions it takes up; more than it has tokens where positions are moved on."""
         return len(self.token_ids) if self.position_ids is None else max(self.position_ids) + 1
+
+    @property
+    def hidden_filler(self) -> tuple[int, int] | None:
+        """Where filler lies that no other token sees: start, stop."""
+        filler = [span for span in self.spans if span.name == "filler"]
+        return (filler[0].start, filler[-1].stop) if self.hidden and filler else None
 
     def positions(self, *names: SpanName) -> list[int]:
         """Token positions inside the named spans, in order."""

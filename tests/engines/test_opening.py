@@ -107,11 +107,14 @@ def test_the_vllm_engine_is_given_the_whole_model(tmp_path: Path, monkeypatch: p
     vllm.opened(given)
     assert seen == {
         "folder": tmp_path, "tokenizer": None, "dtype": "float32", "max_model_len": 12, "seed": 4, "batch_invariant": False, "arm": True,
-        "tensor_parallel": 1, "say": given.say,
+        "prefix_caching": True, "tensor_parallel": 1, "say": given.say,
     }  # fmt: skip
     object.__setattr__(given, "settings", AccuracyTable(engine="vllm", tensor_parallel=4))
     vllm.opened(given)
     assert seen["tensor_parallel"] == 4
+    object.__setattr__(given, "scoring", True)
+    vllm.opened(given)
+    assert seen["prefix_caching"] is False, "a cached prompt would have no log-probabilities"
 
 
 @pytest.mark.parametrize("engine", ["hf", "scripted"])

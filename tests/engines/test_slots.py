@@ -18,12 +18,12 @@ from mless.engines.slots import (
     Layout,
     SlotCache,
     attend,
-    has_experts,
     row_by_row_experts,
     rows_are_apart,
     slot_attention,
 )
 from mless.errors import UnsupportedArchitecture
+from mless.models.experts import has_experts
 
 
 def layout_of(at: list[list[int]], hidden: list[list[int]] | None = None) -> Layout:

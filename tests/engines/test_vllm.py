@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mless.engines import vllm_arm
-from mless.engines.base import Decoding, Reply, Request
+from mless.engines.base import Decoding, Reply, Request, ScoreRequest
 from mless.engines.vllm import VllmEngine
 from mless.errors import BadStudy, EngineFault, MlessError
 from mless.models import locate
@@ -136,6 +136,45 @@ def test_greedy_tokens_are_those_of_transformers(
         assert list(reply.token_ids) == expected
         assert reply.text == tokenizer.decode(expected, skip_special_tokens=True)
         assert reply.n_tokens == len(expected)
+
+
+@needs_vllm
+def test_log_probabilities_of_given_text_are_those_of_transformers(
+    engine: VllmEngine, requests: list[Request], folder: Path, tokenizer: Any
+):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = [tuple(tokenizer(text).input_ids) for text in ("\\boxed{18}", "The sum is 7, as 3 + 4 = 7.")]
+    wanted = [
+        ScoreRequest(replace(request, sample=number), text)
+        for request in requests[:4]
+        for number, text in enumerate(texts)
+    ]
+    together = {one.key: one.logp for one in engine.score(wanted)}
+    assert together.keys() == {one.key for one in wanted}
+    for one in wanted:
+        first = len(one.prompt.token_ids)
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([one.whole]), use_cache=False).logits[0, first - 1 : -1]
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(one.token_ids)[:, None])[:, 0].tolist()
+        assert together[one.key] == pytest.approx(own, abs=1e-4)
+    # Prompts that are in the prefix cache by now have all of their log-probabilities too.
+    apart = {one.key: one.logp for one in engine.score(wanted, live=1)}
+    assert all(apart[key] == pytest.approx(together[key], abs=1e-4) for key in together)
+
+
+@needs_vllm
+def test_texts_that_vllm_cannot_score_are_refused_before_anything_is_computed(
+    engine: VllmEngine, requests: list[Request]
+):
+    with pytest.raises(EngineFault, match="the text has no token ids"):
+        engine.score([ScoreRequest(requests[0], ())])
+    with pytest.raises(EngineFault, match=r"filler hidden from attention.*--engine hf"):
+        engine.score([ScoreRequest(replace(requests[0], hidden=(1, 3)), (5,))])
+    with pytest.raises(EngineFault, match="do not fit the context of 512"):
+        engine.score([ScoreRequest(requests[0], (5,) * 512)])
 
 
 @needs_vllm
@@ -391,6 +430,42 @@ def test_a_model_divided_among_two_processes_answers_as_a_whole_one(tmp_path: Pa
     assert engines == [1, 2]
     columns = ["condition", "item", "text"]
     assert divided.read_table("answers", columns=columns).equals(whole.read_table("answers", columns=columns))
+
+
+@needs_vllm
+def test_a_likelihood_study_has_the_numbers_of_hf(tmp_path: Path):
+    data = tmp_path / "sums.jsonl"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "solution": f"{n} twice is \\boxed{{{2 * n}}}."} for n in range(3)]  # fmt: skip
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = (
+        "--data",
+        str(data),
+        "--conditions",
+        "none,mless,arm",
+        "--dtype",
+        "float32",
+        "--set",
+        "likelihood.others=2",
+    )
+    own = [sys.executable, "-m", "mless", "run", "likelihood", *small]
+    for engine in ("vllm", "hf"):
+        command = [*own, "--engine", engine, "--out", str(tmp_path / engine)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {
+        engine: {
+            (row["condition"], row["item"], row["metric"]): row["value"]
+            for row in ResultFolder(tmp_path / engine).read_table("scores").to_pylist()
+        }
+        for engine in ("vllm", "hf")
+    }
+    same = {key: value for key, value in found["vllm"].items() if key[0] != "arm"}
+    assert {metric for _, _, metric in same} == {"solution", "answer", "answer-after-solution", "contrast"}
+    # hf draws ARM's magnitudes by item, vLLM by the setting alone.
+    assert all(found["hf"][key] == pytest.approx(value, abs=1e-3) for key, value in same.items())
+    assert any(found["vllm"]["arm", *key[1:]] != value for key, value in same.items() if key[0] == "none")
+    engine = (ResultFolder(tmp_path / "vllm").about() or {})["engine"]
+    assert (engine["engine"], engine["prefix_caching"], engine["row_stable"]) == ("vllm", "off", False)
 
 
 # ---- ARM, with a real vLLM: behind the test that closes the other engine ---------------------------------------------

@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from dose_folders import write_dose
 from mless.figures import draw, style
 from mless.results.figure_kinds import FIGURES
 from mless.study import load_study, run_study
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition, FigureSpec, Panel
+from placed_folders import write_placebo
 from spelling import model_folder
-from synthetic import write_answers, write_folder, write_tuning
+from synthetic import write_answers, write_folder, write_likelihood, write_tuning
 
 FOUR = ("none", "mless", "mful", "random")
 LENGTHS = ("mless-10", "mless-40", "mless-70")
@@ -52,11 +54,15 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
     "diversity": (FigureSpec("diversity", "diversity", (), ("none", "mless")), ("sampled",)),
     "activations": (FigureSpec("activations", "activations", (), ("none", "mless", "random", "arm")), ("activations",)),
     "classes": (FigureSpec("classes", "classes", (), ("none", "mless", "random", "arm")), ("activations",)),
+    "dose": (FigureSpec("dose", "dose"), ("dose",)),
+    "placebo": (FigureSpec("placebo", "placebo"), ("placebo",)),
     "displacement": (
         FigureSpec("displacement", "displacement", (), ("none", "mless", "random", "position-only")),
         ("affine",),
     ),
     "sensitivity": (FigureSpec("sensitivity", "sensitivity"), ("tuned",)),
+    "effects": (FigureSpec("effects", "effects", (), ()), ("likelihood",)),
+    "along": (FigureSpec("along", "along", (), ()), ("likelihood",)),
 }
 
 
@@ -98,6 +104,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stored")
     write_folder(root / "attention", label=QWEN)
     write_answers(root / "answers", items=60, effects={"mful": -0.4}, noise=3)
+    write_placebo(root / "placebo")
+    write_dose(root / "dose")
     drawn = AccuracyTable(samples=4, temperature=0.5, top_p=0.95, k=[1, 3])
     write_answers(root / "sampled", name="llama", label=LLAMA, items=30, settings=drawn)
     lengths = [Condition(name, "repeat", " /", int(name[6:])) for name in LENGTHS]
@@ -105,6 +113,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_answers(root / "swept", items=80, conditions=("none", "none-again", *lengths), settings=halves)
     cells = [(ArmSettings(c=c, p1=p1), c / 10, 0.5) for c in (0.05, 0.13) for p1 in (90.0, 99.5)]
     write_tuning(root / "tuned", cells)
+    write_likelihood(root / "likelihood")
     model = str(model_folder(root / "tiny"))
     for name, study, limit in (("activations", "fig4", 5), ("affine", "fig3", 5)):
         made = run_study(load_study(study, {"model": model, "limit": limit, "length": 7}), root / "made").folder

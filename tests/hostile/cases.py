@@ -15,6 +15,7 @@ FIGURES = {
     "quick": ("retained", "map", "mass", "fig2"),
     "activations": ("fig4", "fig7"),
     "affine": ("fig3",),
+    "likelihood": ("effects", "along"),
     "accuracy": ("table2", "fig6"),
     "tuned": ("table9", "fig12"),
 }
@@ -75,6 +76,7 @@ TABLES = {
     "quick": ("retained", "attention", "prompts", "dilution", "shares"),
     "activations": ("activations", "activation_items", "activation_histograms", "prompts"),
     "affine": ("affine", "affine_items", "affine_points", "prompts"),
+    "likelihood": ("effects", "likelihood", "tokens", "candidates", "scores", "prompts"),
     "accuracy": ("accuracy", "answers"),
     "tuned": ("tuning", "tuned"),
 }  # fmt: skip

@@ -21,6 +21,9 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "quick": ("run", "quick", "--model", "{g}/model", *SMALL, "--conditions", "none,mless,mful,random"),
     "activations": ("run", "activations", "--model", "{g}/model", *SMALL, "--conditions", "none,mless,arm", "--layers", "1"),
     "affine": ("run", "affine", "--model", "{g}/model", *SMALL, "--conditions", "none,mless", "--layers", "1"),
+    "likelihood": (
+        "run", "likelihood", "--model", "{g}/model", "--data", "{g}/worked.jsonl", *SMALL, "--conditions", "none,mless", "--set", "likelihood.others=3",
+    ),
     "accuracy": (
         "run", "accuracy", "--model", "{g}/model", "--data", "{g}/items.jsonl", "--prompt", "raw", "--length", "5", "--conditions", "none,mless",
         "--set", "accuracy.engine=scripted", "--set", "accuracy.script={g}/script.json",
@@ -130,6 +133,8 @@ def _write_inputs(ground: Path) -> None:
     rows = [{"id": f"q{n}", "question": f"What is {n} + 0?", "answer": str(n)} for n in range(1, 25)]
     (ground / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (ground / "items.json").write_text(json.dumps(rows))
+    worked = [row | {"solution": f"Adding 0 changes nothing: \\boxed{{{row['answer']}}}"} for row in rows]
+    (ground / "worked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in worked))
     (ground / "items.csv").write_text("id,question,answer\n" + "".join(f"q{n},What is {n}?,{n}\n" for n in range(9)))
     (ground / "script.json").write_text(json.dumps({"*": {f"q{n}": rf"\boxed{{{n % 5}}}" for n in range(1, 25)}}))
     (ground / "study.toml").write_text(
@@ -146,7 +151,7 @@ def _write_inputs(ground: Path) -> None:
 
 
 #: Kinds of study that keep units while they run. A tuning keeps its own in inner folders.
-WITH_UNITS = ("quick", "activations", "affine", "accuracy")
+WITH_UNITS = ("quick", "activations", "affine", "likelihood", "accuracy")
 #: What an OpenAI-compatible server sends: a head and a body, and how they are sent (see `serving`).
 _REPLY = {
     "how": "whole",

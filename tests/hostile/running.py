@@ -67,6 +67,7 @@ def prepare() -> None:
     import mless.study.affine.measure
     import mless.study.attention.measure
     import mless.study.importing
+    import mless.study.likelihood.measure
     import mless.study.tuning.measure  # noqa: F401
 
     torch.set_num_threads(1)

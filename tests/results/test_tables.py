@@ -11,18 +11,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from interrupted import table_replaced
 from mless.errors import BadFolder, NoMemory
 from mless.figures import draw
 from mless.results.folder import ResultFolder
-from mless.results.reading import StoredResults, read_prompts
-from mless.results.tables import SHAPES, TableGate
+from mless.results.reading import StoredLikelihood, StoredResults, read_prompts
+from mless.results.shapes import SHAPES
+from mless.results.tables import TableGate
 from mless.study import verdict_lines
 from mless.study.kinds import MEASUREMENTS
 from mless.values import FigureSpec
-from synthetic import write_answers, write_folder
+from synthetic import write_answers, write_folder, write_likelihood
 
 Change = Callable[[pa.Table], pa.Table]
 
@@ -117,6 +120,89 @@ def test_tables_of_answers(table: str, change: Change, why: str, tmp_path: Path)
     respoiled(folder, table, change)
     with pytest.raises(BadFolder, match=re.escape(why)):
         verdict_lines(folder)
+
+
+def without_last(**wanted: str) -> Change:
+    """The last of the rows with these values left out."""
+
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        at = max(n for n, row in enumerate(rows) if all(row[name] == value for name, value in wanted.items()))
+        return table.take([n for n in range(len(table)) if n != at])
+
+    return change
+
+
+LIKELIHOOD_FAULTS: list[tuple[str, Change, str]] = [
+    ("scores", cell("metric", "evil"), "has 'evil' in 'metric'; expected one of solution, contrast, answer"),
+    ("scores", cell("value", None), "has a row without 'value'"),
+    ("scores", cell("value", math.inf), "has a number in 'value' that is not finite"),
+    ("scores", lambda table: table.slice(0, 0), "has no rows; expected at least one"),
+    ("scores", lambda table: pa.concat_tables([table, table.slice(0, 1)]), "has a row twice (condition 'none', item 'sum-001'"),
+    ("scores", without_last(condition="mless"), "under 4 of 5 conditions; expected the same under all"),
+    ("scores", cell("n_tokens", 9999), "n_tokens 9999 under 1 of 5 conditions"),
+    ("likelihood", cell("delta", None), "has a row without 'delta'"),
+    ("likelihood", without_last(condition="none"), "under 4 of 5 conditions"),
+    ("tokens", cell("logp", 0.5), "has 0.5 in 'logp'; expected at most 0"),
+    ("tokens", cell("logp", None), "has a row without 'logp'"),
+    ("tokens", cell("position", -1), "has -1 in 'position'; expected at least 0"),
+    ("tokens", cell("agree", 2.0), "has 2.0 in 'agree'; expected at most 1"),
+    ("tokens", cell("token", 12345), "token 12345, text ' ' under 1 of 5 conditions"),
+    ("tokens", lambda table: table.filter(pc.field("position") != 1), "the last at position 61; expected 0, 1, 2 …"),
+    ("tokens", lambda table: table.filter(pc.field("condition") != "mful"), "has no row of condition 'mful'"),
+    ("tokens", lambda table: table.drop_columns(["logp"]), "has no column 'logp'"),
+    ("candidates", cell("role", "evil"), "has 'evil' in 'role'; expected one of answer, other, option"),
+    ("candidates", cell("text", "another answer"), "text 'another answer'"),
+    ("candidates", cell("item", "evil"), "has 'evil' in 'item'; expected one of study.json's items"),
+    ("effects", cell("verdict", "evil"), "has 'evil' in 'verdict'; expected one of"),
+    ("effects", cell("delta", None), "has a row without 'delta'"),
+    ("effects", cell("n", 0), "has 0 in 'n'; expected at least 1"),
+    ("effects", cell("equivalent_p", 1.5), "has 1.5 in 'equivalent_p'; expected at most 1"),
+    ("effects", cell("margin", -0.1), "has -0.1 in 'margin'; expected at least 0"),
+    ("effects", cell("skewed", None), "has a row without 'skewed'"),
+    ("effects", without_last(condition="mless"), "rows; expected 4 condition × 6 metric = 24"),
+    ("effects", lambda table: table.filter(pc.field("condition") != "mful"), "has no row of condition 'mful'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "why"), LIKELIHOOD_FAULTS, ids=[f"{one[0]}: {one[2]}"[:60] for one in LIKELIHOOD_FAULTS]
+)
+def test_tables_of_log_probabilities(table: str, change: Change, why: str, tmp_path: Path) -> None:
+    folder = write_likelihood(tmp_path / "r", items=4)
+    file = folder / f"{table}.parquet"
+    # Its checksum fits: whoever forges a table can write that too.
+    table_replaced(folder, table, change(pq.read_table(file)))
+
+    def read() -> None:
+        opened = StoredLikelihood.open(folder)
+        opened.effects()
+        opened.deltas("mless", "solution")
+        opened.solutions(["none", "mless"])
+        opened.candidates("none", "sum-001")
+        ResultFolder(folder).read_table("scores")
+
+    with pytest.raises(BadFolder, match=re.escape(why)) as refused:
+        read()
+    assert str(refused.value).startswith(str(file))
+
+
+def test_items_without_solutions_or_without_answers_leave_a_table_empty(tmp_path: Path) -> None:
+    plain = StoredLikelihood.open(write_likelihood(tmp_path / "a", items=4, solutions=False))
+    assert plain.solutions(["none", "mless"]) == {"none": {}, "mless": {}}
+    assert plain.solution_length() is None
+    told = StoredLikelihood.open(write_likelihood(tmp_path / "b", items=4, answers=False))
+    assert told.candidates("none", "sum-001") == []
+    assert {row.metric for row in told.effects()} == {"solution", "kl", "entropy", "top-1 agreement"}
+
+
+def test_a_folder_whose_tokens_have_no_texts_is_read(tmp_path: Path) -> None:
+    folder = write_likelihood(tmp_path / "r", items=4)
+    table_replaced(folder, "tokens", pq.read_table(folder / "tokens.parquet").drop_columns(["text"]))
+    opened = StoredLikelihood.open(folder)
+    assert list(opened.solutions(["mless"])["mless"]) == ["sum-001", "sum-002", "sum-003"]
+    with pytest.raises(BadFolder, match="has no column 'text'"):
+        opened.solution_tokens("sum-001")
 
 
 def test_text_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 
 from mless.errors import BadFolder
 from mless.results.folder import ResultFolder
-from mless.results.schemas import REPLIES
+from mless.results.schemas import CANDIDATES, REPLIES, SCORES, SOLUTION_TOKENS
 from mless.results.units import Expected, in_order
 
 _ROW = {"model": "m", "task": "t", "condition": "none", "item": "a", "seed": 1, "text": "so", "n_tokens": 2}
@@ -72,3 +73,40 @@ def test_lists_are_as_long_as_expected(tmp_path: Path) -> None:
 def test_a_table_from_outside_may_hold_anything(tmp_path: Path) -> None:
     folder = _stored(tmp_path, pa.table({"layer": [1, 1], "sample": [None, 3]}), "own")
     assert folder.refuse_damaged(["own"], "none-1") == []
+
+
+_SCORED = {
+    "scores": pa.Table.from_pylist([_ROW | {"metric": one, "value": -1.0} for one in ("solution", "answer")], schema=SCORES),
+    "tokens": pa.Table.from_pylist([_ROW | {"position": n, "token": 7, "logp": -1.0} for n in range(3)], schema=SOLUTION_TOKENS),
+    "candidates": pa.Table.from_pylist([_ROW | {"number": n, "role": "other", "logp": -math.inf} for n in range(2)], schema=CANDIDATES),
+}  # fmt: skip
+_PLACES = {
+    "scores": {"metric": ["solution", "answer"]},
+    "tokens": {"position": range(3), "token": [7, 7, 7]},
+    "candidates": {"number": range(2), "role": ["other", "other"], "text": ["so", "so"]},
+}
+ODD_SCORES: list[tuple[str, str, object, str]] = [
+    ("scores", "metric", "evil", "has 'evil' in 'metric'; expected one of solution"),
+    ("scores", "value", None, "has a row without 'value'"),
+    ("scores", "item", "b", "has 'b' in 'item'; expected 'a'"),
+    ("tokens", "token", 8, "has other rows than its study measures: expected 3, by 'token' in order"),
+    ("tokens", "logp", 0.1, "has 0.1 in 'logp'; expected at most 0"),
+    ("candidates", "role", "evil", "has 'evil' in 'role'; expected one of answer, other, option"),
+    ("candidates", "role", "answer", "by 'role' in order"),
+    ("candidates", "text", "no", "by 'text' in order"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "why"), ODD_SCORES, ids=[f"{one[0]} {one[1]}" for one in ODD_SCORES]
+)
+def test_units_of_log_probabilities(name: str, column: str, value: object, why: str, tmp_path: Path) -> None:
+    def expecting(table: str, found: pa.Table) -> Expected:
+        return Expected({"condition": "none", "item": "a"}, _PLACES[table])
+
+    good = _SCORED[name]
+    assert _stored(tmp_path / "good", good, name).refuse_damaged([name], "none-1", expecting) == []
+    values = [value, *good.column(column).to_pylist()[1:]]
+    odd = good.set_column(good.column_names.index(column), column, pa.array(values, good.schema.field(column).type))
+    with pytest.raises(BadFolder, match=why):
+        _stored(tmp_path / "odd", odd, name).refuse_damaged([name], "none-1", expecting)

@@ -19,12 +19,15 @@ from mless.study.kinds import MEASUREMENTS, measured_in, measurement_of, readout
 from outside import Outside
 from spelling import model_folder
 
-KINDS = ["attention", "activations", "affine", "accuracy", "tune"]
+KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "dose", "tune"]
 #: A study of each, and how its verdict begins.
 STUDIES = {
     "attention": ("quick", "tiny, 2 items of bundled, raw prompts; retained share λ"),
     "activations": ("activations", "tiny, 2 items of bundled"),
     "affine": ("affine", "tiny, 2 items of bundled"),
+    "likelihood": ("likelihood", "tiny, 2 items of bundled: log-probabilities of"),
+    "placebo": ("placebo", "tiny, 2 items of bundled: mless among 2 arbitrary edits of 3 tokens"),
+    "dose": ("dose", "tiny, 6 items of bundled: mless in 2 lengths from 1 to 3 tokens, before-question, by likelihood"),
     "accuracy": ("accuracy", "tiny, 6 items of arithmetic-1"),
     "tune": ("tune", "2 settings of ARM tried"),
 }
@@ -80,7 +83,17 @@ def test_what_a_stored_study_measured(about: dict[str, Any], kind: str) -> None:
 
 def changes_for(kind: str, model: Path, here: Path) -> dict[str, Any]:
     if kind not in ("accuracy", "tune"):
-        return {"model": str(model), "limit": 2, "length": 3, "conditions": "none,mless", "prompt": "raw"}
+        if kind == "dose":
+            return {
+                "model": str(model),
+                "limit": 6,
+                "prompt": "raw",
+                "dose.most": 3,
+                "dose.points": 2,
+                "dose.placements": "before-question",
+            }
+        own = {"placebo.edits": 2} if kind == "placebo" else {}
+        return {"model": str(model), "limit": 2, "length": 3, "conditions": "none,mless", "prompt": "raw", **own}
     script = here / "script.json"
     script.write_text(json.dumps({"*": "It is 4."}))
     given = {"model": "tiny", "data": "arithmetic:1:6", "accuracy.engine": "scripted", "accuracy.script": str(script)}
@@ -193,7 +206,7 @@ def test_it_is_registered_under_any_name(write_study: Callable[..., str], tmp_pa
 
 @pytest.mark.usefixtures("lengths")
 def test_an_unknown_measurement_is_refused_with_the_nearest(write_study: Callable[..., str], tmp_path: Path) -> None:
-    why = r"no measurement 'lenghts' \(did you mean 'lengths'\?\); there are: attention, activations, affine, accuracy, tune, lengths"
+    why = rf"no measurement 'lenghts' \(did you mean 'lengths'\?\); there are: {', '.join(KINDS)}, lengths"
     with pytest.raises(BadStudy, match=why):
         run_study(load_study(write_study('measures = "lenghts"')), tmp_path / "out")
     with pytest.raises(BadStudy, match=r"no measurement 'afine' \(did you mean 'affine'\?\)"):

@@ -21,9 +21,9 @@ from heard import Heard
 from mless import capture
 from mless.errors import BadFolder, BadStudy
 from mless.study import load_study, measuring, run_study
-from mless.study.bench import Job, Silent, Workers
-from mless.study.kinds import measurement_of
-from mless.study.shared import Sent, shared_out
+from mless.study.bench import Composed, Job, Measurement, Silent, Workers
+from mless.study.kinds import MEASUREMENTS, measurement_of
+from mless.study.shared import Sent, Shared, shared_out
 from mless.study.sharing import Answered, Failed, Joined, Left
 from mless.study.worker import Described, Measured, Started, Worker
 from spelling import model_folder
@@ -32,6 +32,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "quick": {"limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", "batch_size": 1},
     "activations": {"limit": 3, "length": 5, "prompt": "raw", "batch_size": 1},
     "affine": {"limit": 3, "length": 5, "prompt": "raw"},
+    "likelihood": {"limit": 4, "length": 5, "conditions": "none,mless,arm", "data": "arithmetic:1:4", "prompt": "raw"},
     "accuracy": {"limit": 4, "length": 5, "conditions": "none,mless", "data": "arithmetic:1:4", "prompt": "raw"},
 }
 
@@ -271,3 +272,11 @@ def test_answers_of_a_server_are_not_shared_out(tmp_path: Path) -> None:
     )
     with pytest.raises(BadStudy, match="--workers"):
         run_study(spec, tmp_path / "r", workers=Workers("2"))
+
+
+@pytest.mark.parametrize("name", [name for name in MEASUREMENTS if not issubclass(MEASUREMENTS.get(name), Composed)])
+def test_no_measurement_uses_names_of_the_shared_one(name: str) -> None:
+    """The two become one class, so what one keeps must not replace what the other does."""
+    kind, study = MEASUREMENTS.get(name), {"attention": "quick"}.get(name, name)
+    own = {*vars(kind(load_study(study))), *vars(kind)} - set(dir(Measurement))
+    assert not own & ({*vars(Shared), *Shared.__annotations__} - set(dir(Measurement)))

@@ -15,11 +15,11 @@ from mless.errors import BadStudy
 from mless.stats import Margins
 from mless.study import available_studies, load_study
 from mless.study.conditions import conditions_of
-from mless.study.identity import default_folder, rerun_command
+from mless.study.identity import default_folder, digest, identity_of, rerun_command
 from mless.study.showing import check_figure, figure_spec, for_models, published_models, single_layer
 from mless.study.spec import StudySpec
 from mless.study.tuning.choosing import settings_to_try
-from mless.values import ARM_PRESETS, Condition, arm_settings
+from mless.values import ARM_PRESETS, Condition, Item, arm_settings
 
 
 def refusal(name: str = "quick", *sets: str, **changes: Any) -> str:
@@ -533,3 +533,12 @@ def test_text_that_no_file_takes_is_refused() -> None:
     for changes in ({"title": "\ud800"}, {"condition": {"x": {"filler": "\udfff"}}}, {"data": "d\udcff.jsonl"}):
         with pytest.raises(BadStudy, match="is half a character"):
             load_study("quick", changes)
+
+
+def test_solutions_and_choices_leave_stored_folders_as_they_are() -> None:
+    """A folder from before items had them is continued: its identity holds id, question and answer of each item, and no solution_field."""
+    spec = load_study("quick", {"solution_field": "work"})
+    found = identity_of(spec, None, "weights", [Item("1", "q", "a", None, "worked out", ("a", "b"), 0)])
+    assert found == identity_of(load_study("quick"), None, "weights", [Item("1", "q", "a")])
+    assert found["data"] == digest([["1", "q", "a"]])
+    assert "solution_field" not in found

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,13 +84,25 @@ def test_the_formats_agree(write: Callable[[str, str | bytes], str], tmp_path: P
         ({"prompt": "p", "problem": "q"}, Item("1", "q")),
         ({"prompt": "p", "Question": "q", "problem": "r"}, Item("1", "q")),
         ({"QUESTION": "Q", "question": "q"}, Item("1", "q")),
-        ({"question": "q", "solution": "s", "Answer": "a"}, Item("1", "q", "a")),
+        ({"question": "q", "solution": "s", "Answer": "a"}, Item("1", "q", "a", None, "s")),
         ({"question": "q", "solution": "s"}, Item("1", "q", "s")),
+        ({"question": "q", "solution": "so \\boxed{5}"}, Item("1", "q", "so \\boxed{5}", None, "so \\boxed{5}")),
+        ({"question": "q", "answer": 5, "solution": " "}, Item("1", "q", "5")),
+        ({"question": "q", "answer": 5, "solution": 5}, Item("1", "q", "5")),
+        ({"question": "q", "answer": "\\boxed{5}"}, Item("1", "q", "\\boxed{5}")),
+        ({"question": "q", "answer": "#### 5"}, Item("1", "q", "#### 5")),
+        (
+            {"question": "q", "answer": 5, "solution": "1 << 2 and 3 >> 1"},
+            Item("1", "q", "5", None, "1 << 2 and 3 >> 1"),
+        ),
         ({"question": "q", "answer": 18}, Item("1", "q", "18")),
         ({"question": "q", "answer": 0.5}, Item("1", "q", "0.5")),
         ({"question": "q", "answer": None}, Item("1", "q")),
         ({"question": "q", "answer": ""}, Item("1", "q")),
-        ({"question": "q", "answer": "16 - 7 = 9\n#### 9"}, Item("1", "q", "16 - 7 = 9\n#### 9")),
+        (
+            {"question": "q", "answer": "16 - 7 = <<16-7=9>>9\n#### 9"},
+            Item("1", "q", "16 - 7 = <<16-7=9>>9\n#### 9", None, "16 - 7 = 9\n#### 9"),
+        ),
         ({"question": "q", "item": 5, "task_id": "t"}, Item("t", "q")),
         ({"question": "q", "task_id": "t", "unique_id": "u"}, Item("u", "q")),
         ({"question": "q", "unique_id": "u", "ID": 7}, Item("7", "q")),
@@ -108,6 +121,99 @@ def test_fields(write: Callable[[str, str | bytes], str], row: dict[str, object]
 def test_fields_by_name(write: Callable[[str, str | bytes], str]) -> None:
     source = write("d.jsonl", '{"question": "q", "answer": "a", "Body": "b", "key": "k"}')
     assert load_items(source, question_field="body", answer_field="key")[1] == [Item("1", "b", "k")]
+
+
+def test_a_solution_by_name(write: Callable[[str, str | bytes], str]) -> None:
+    source = write("d.jsonl", '{"question": "q", "answer": "a", "solution": "s", "Work": "w"}')
+    assert load_items(source, solution_field="work")[1] == [Item("1", "q", "a", None, "w")]
+    assert load_items(source, solution_field="answer")[1] == [Item("1", "q", "a", None, "a")]
+    assert (
+        "line 1: no field 'wrk'; fields there: 'question', 'answer', 'solution', 'Work'; say --solution-field"
+        in fault(source, solution_field="wrk")
+    )
+    source = write(
+        "d.jsonl", '{"question": "q", "work": "w"}\n{"question": "q", "work": null}\n{"question": "q", "work": 7}'
+    )
+    assert "line 3: 'work' is not text but a number; say --solution-field NAME" in fault(source, solution_field="work")
+    assert "leave out --question-field, --answer-field, --solution-field" in fault("arithmetic", solution_field="s")
+
+
+LETTERS = {"A": "three", "B": "four", "C": "five"}
+TEXTS = list(LETTERS.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "right"),
+    [
+        (TEXTS, "B", 1),
+        (TEXTS, "b", 1),
+        (TEXTS, "(B)", 1),
+        (TEXTS, "B.", 1),
+        (TEXTS, 0, 0),
+        (TEXTS, "2", 2),
+        (TEXTS, "five", 2),
+        (TEXTS, " four ", 1),
+        (TEXTS, None, None),
+        (TEXTS, "", None),
+        (LETTERS, "C", 2),
+        (LETTERS, 2, 2),
+        (json.dumps(TEXTS), "B", 1),
+        (json.dumps(LETTERS), "B", 1),
+        ({"1": "three", "2": "four", "3": "five"}, 1, 0),
+        ({"1": "three", "2": "four", "3": "five"}, "3", 2),
+        ({"x": "three", "y": "four", "z": "five"}, "z", 2),
+        ({"text": TEXTS, "label": ["A", "B", "C"]}, "C", 2),
+        ({"text": TEXTS, "label": ["1", "2", "3"]}, "1", 0),
+        ([3, 4.5, "five"], "4.5", 1),
+        ([1, 2, 3], 1, 1),  # a number is an index, not one of the texts
+    ],
+)
+@pytest.mark.parametrize("name", ["choices", "Options"])
+def test_choices(
+    write: Callable[[str, str | bytes], str], name: str, options: Any, answer: object, right: int | None
+) -> None:
+    (item,) = load_items(write("d.json", json.dumps([{"question": "q", "answer": answer, name: options}])))[1]
+    expected = tuple(map(str, options)) if isinstance(options, list) and options != TEXTS else tuple(TEXTS)
+    assert (item.choices, item.right) == (expected, right)
+    assert item.answer == (None if answer in (None, "") else str(answer))  # as before there were choices
+
+
+@pytest.mark.parametrize("options", [None, [], {}, "three or four", ""])
+def test_no_choices(write: Callable[[str, str | bytes], str], options: object) -> None:
+    source = write("d.json", json.dumps([{"question": "q", "answer": "a", "options": options}]))
+    assert load_items(source)[1] == [Item("1", "q", "a")]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "message"),
+    [
+        (TEXTS, "D", r"by its letter \(A to C\), its number \(0 to 2\) or its text; 'D' is none of them; correct it"),
+        (TEXTS, 3, "'3' is none of them"),
+        (TEXTS, -1, "'-1' is none of them"),
+        (TEXTS, "six", "'six' is none of them"),
+        (TEXTS, 1.0, "'1.0' is none of them"),
+        (["1", "2", "3"], "2", "'2' fits several of them"),
+        (["B", "A"], "A", "'A' fits several of them"),
+        (["x", "x", "y"], "x", "'x' fits several of them"),
+        ({"1": "a", "2": "b"}, "0", "'0' is none of them"),
+        (["only"], "A", "must be 2 to 26 texts, .* found a list of 1"),
+        (list(map(str, range(27))), "A", "found a list of 27"),
+        (7, "A", "must be 2 to 26 texts, .* found a number"),
+        ({"text": ["a", "b"], "label": ["A"]}, "A", "as many different labels"),
+        ({"text": ["a", "b"], "label": ["A", "A"]}, "A", "as many different labels"),
+        (["a", ""], "A", "holds an empty text, which is no option"),
+        (["a", None], "A", "holds null, which is no option"),
+        (["a", ["b"]], "A", "holds a list, which is no option"),
+        ("['a', 'b']", "A", "'options': broken JSON"),
+        (["a", "\ud800"], "A", "half a character"),
+    ],
+)
+def test_choices_that_do_not_fit(
+    write: Callable[[str, str | bytes], str], options: object, answer: object, message: str
+) -> None:
+    rows = [{"question": "p"}, {"question": "q", "answer": answer, "options": options}]
+    found = fault(write("d.jsonl", "\n".join(map(json.dumps, rows))))
+    assert re.search(f"line 2.*{message}", found), found
 
 
 def test_ids_without_a_field_count_rows_not_lines(write: Callable[[str, str | bytes], str]) -> None:

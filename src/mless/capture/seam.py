@@ -69,6 +69,11 @@ class LazyMask:
         assert block is not None  # only a skipped mask is None, and skipping is off
         return block if self._device is None else block.to(self._device)
 
+    @property
+    def rule(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Whether a query sees a key, from row, head and their two places; padding is not part of it."""
+        return self._arguments.get("mask_function", causal_mask_function)
+
     def windowed(self, size: int) -> LazyMask:
         """The same with a sliding window that the model's mask does not know of; one for all layers that ask."""
         if size not in self._windows:
@@ -141,7 +146,7 @@ class LazyMask:
         return func(*map(plain, args), **{name: plain(value) for name, value in (kwargs or {}).items()})
 
 
-class _GivenMask:
+class GivenMask:
     """A mask the model built or changed itself, as a tensor."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -154,16 +159,16 @@ class _GivenMask:
     def intervals(self, device: torch.device) -> None:
         """Padding rows of a mask may hold anything, and which rows are padding is not known."""
 
-    def windowed(self, size: int) -> _GivenMask:
+    def windowed(self, size: int) -> GivenMask:
         queries, keys = self._mask.shape[-2:]
         far = torch.ones(queries, keys, dtype=torch.bool, device=self._mask.device).tril(keys - queries - size)
-        return _GivenMask(self._mask & ~far)
+        return GivenMask(self._mask & ~far)
 
 
-class _ChosenMask(_GivenMask):
+class _ChosenMask(GivenMask):
     """A mask of which each query sees only the keys that an indexer chose for it (DeepSeek's sparse attention)."""
 
-    def __init__(self, mask: LazyMask | _GivenMask, chosen: Int[Tensor, "batch queries chosen"], keys: int) -> None:
+    def __init__(self, mask: LazyMask | GivenMask, chosen: Int[Tensor, "batch queries chosen"], keys: int) -> None:
         self._seen, self._chosen, self._keys = mask, chosen.long(), keys
         self.plain_causal = self.causal_for_real = False
 
@@ -173,7 +178,7 @@ class _ChosenMask(_GivenMask):
         return self._seen(first, last) & picked.scatter_(-1, chosen, True)[:, None]
 
 
-Mask = LazyMask | _GivenMask
+Mask = LazyMask | GivenMask
 
 
 @dataclass(frozen=True)
@@ -336,7 +341,7 @@ def mask_of(given: Any, module: nn.Module, query: Tensor, key: Tensor) -> tuple[
         if given.dtype == torch.bool and given.shape[1] > 1 and not bool((given == given[:, :1]).all()):
             raise _different_keys(module)
         if given.dtype == torch.bool:
-            return _GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
+            return GivenMask(given[:, :1].expand(query.shape[0], -1, -1, -1)), None
         hidden = given <= torch.finfo(given.dtype).min / 2
         mask, _ = mask_of(~hidden, module, query, key)
         bias = given.masked_fill(hidden, 0.0)

@@ -78,7 +78,7 @@ def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help="fig2 … fig4, fig6 … fig20, table1 … table9, map, retained or mass; `mless studies` lists all."
+            help="fig2 … fig4, fig6 … fig20, table1 … table9, map, retained, mass, effects or along; `mless studies` lists all."
         ),
     ],
     folders: Annotated[

@@ -45,8 +45,17 @@ class PlanOptions:
         ),
     ] = None
     margin: Annotated[
-        float, typer.Option(help="A change smaller than this would not matter, as a share; at least 0.001.")
-    ] = USUAL_MARGIN
+        float | None,
+        typer.Option(
+            help=f"A change smaller than this would not matter, as a share; at least 0.001 ({USUAL_MARGIN} unless given)."
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="With a pilot by likelihood: the metric to plan for, as contrast; --effect and --margin are in its unit."
+        ),
+    ] = None
     as_json: Json = False
 
 
@@ -61,6 +70,13 @@ def plan(*, options: PlanOptions) -> None:
         from mless.tasks import load_items
 
         items = len(load_items(options.data)[1])
+    if options.pilot is not None and planning.is_likelihood(options.pilot):
+        _plan_nats(options, items)
+        return
+    if options.metric is not None:
+        raise BadStudy(
+            "--metric is for a plan by likelihood, which needs a pilot: --pilot FOLDER, made by mless run likelihood"
+        )
     found = planning.plan(
         items,
         options.effect,
@@ -71,10 +87,41 @@ def plan(*, options: PlanOptions) -> None:
         options.conditions,
         primary=options.primary,
         again=options.again,
-        margin=options.margin,
+        margin=USUAL_MARGIN if options.margin is None else options.margin,
     )
     if options.as_json:
         print_json(found)
         return
     for line in planning.plan_lines(found):
+        print(plain(line))
+
+
+def _plan_nats(options: PlanOptions, items: int | None) -> None:
+    """The same for log-probabilities: how the pilot's items vary says it all."""
+    from mless.study.planning_nats import plan_nats, plan_nats_lines
+
+    for name, given in (
+        ("--changed", options.changed),
+        ("--again", options.again),
+        ("--primary", options.primary or None),
+    ):
+        if given is not None:
+            raise BadStudy(
+                f"{name} is for answers that are right or wrong, and the pilot has log-probabilities; leave it out"
+            )
+    assert options.pilot is not None
+    found = plan_nats(
+        options.pilot,
+        items,
+        options.effect,
+        options.metric,
+        options.power,
+        options.alpha,
+        options.conditions,
+        options.margin,
+    )
+    if options.as_json:
+        print_json(found)
+        return
+    for line in plan_nats_lines(found):
         print(plain(line))

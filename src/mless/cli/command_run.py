@@ -21,6 +21,7 @@ from mless.cli.options import (
     Primary,
     PromptOptions,
     Sets,
+    SolutionField,
     WorkerOptions,
 )
 from mless.cli.progress import ProgressBar
@@ -31,12 +32,14 @@ class AnswerOptions:
     """How answers are generated."""
 
     engine: Annotated[
-        str | None, typer.Option(help="Answers: hf, vllm, openai, or scripted."), StudyField("accuracy.engine")
+        str | None,
+        typer.Option(help="Answers: hf, vllm, openai, or scripted. Likelihood: hf, vllm, or openai."),
+        StudyField(),
     ] = None
     base_url: Annotated[
         str | None,
-        typer.Option(help="Answers: the openai engine's server, as http://localhost:8000/v1."),
-        StudyField("accuracy.base_url"),
+        typer.Option(help="Answers, likelihood: the openai engine's server, as http://localhost:8000/v1."),
+        StudyField(),
     ] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Answers: where an answer is cut off."), StudyField("accuracy.max_new_tokens")
@@ -75,6 +78,7 @@ class RunOptions:
     compute: ComputeOptions
     system: Annotated[str | None, typer.Option(help="The system text, in place of the study's."), StudyField()] = None
     answer_field: AnswerField = None
+    solution_field: SolutionField = None
     answers: AnswerOptions
     # No study field: a study file must not be able to allow it.
     run_code: Annotated[

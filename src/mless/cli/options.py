@@ -31,6 +31,9 @@ Model = Annotated[
     StudyField(),
 ]
 AnswerField = Annotated[str | None, typer.Option(help="Field that holds the answer (guessed otherwise)."), StudyField()]
+SolutionField = Annotated[
+    str | None, typer.Option(help="Field that holds the worked solution (guessed otherwise)."), StudyField()
+]
 Layers = Annotated[
     str | None,
     typer.Option(help="all, 1, or 1-3,7; only layers up to the last one are loaded and run."),

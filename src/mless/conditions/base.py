@@ -23,6 +23,8 @@ class Kind:
     inserts: bool = False
     #: Each item has filler of its own. Where not, the filler is the same for all items.
     own: bool = False
+    #: Its conditions have a seed of their own, which their filler is drawn with.
+    takes_seed: bool = False
     #: It changes at which positions tokens stand.
     moves: bool = False
 
@@ -45,6 +47,10 @@ class Kind:
     def unit(self, tokenizer: Any, condition: Condition) -> tuple[int, ...] | None:
         """The ids of one filler, where one filler is repeated; else None."""
         return None
+
+    def listed(self, tokenizer: Any, condition: Condition, sentences: Sequence[str]) -> tuple[int, ...] | None:
+        """The ids that study.json lists for the condition: here those of one filler. None where each item has its own."""
+        return self.unit(tokenizer, condition)
 
     def positions(self, condition: Condition, count: int, at: int) -> tuple[int, ...] | None:
         """The positions of the prompt's `count` tokens; `at` is where the placement lies. None: 0, 1, 2, …"""

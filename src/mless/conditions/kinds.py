@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mless.conditions.base import Kind
+from mless.conditions.edits import EDITS
 from mless.conditions.none import NONE
 from mless.conditions.repeat import REPEAT
 from mless.conditions.shift import SHIFT
@@ -14,7 +15,7 @@ from mless.registry import Registry
 CONDITION_KINDS: Registry[Kind] = Registry(
     "condition_kinds",
     "condition kind",
-    {"none": NONE, "repeat": REPEAT, "text": TEXT, "tokens": TOKENS, "shift": SHIFT},
+    {"none": NONE, "repeat": REPEAT, "text": TEXT, "tokens": TOKENS, "shift": SHIFT, **EDITS},
     wants="an object of a class of mless.conditions.Kind",
     fits=lambda one: isinstance(one, Kind),
 )

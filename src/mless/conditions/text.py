@@ -25,21 +25,31 @@ class Text(Kind):
     def ids(
         self, tokenizer: Any, condition: Condition, *, item: str, seed: int, sentences: Sequence[str]
     ) -> tuple[int, ...]:
-        found: list[int] = []
-        rounds = _rounds(sentences, seeded(seed, "text", item))
-        while (missing := condition.length - len(found)) > 0:
-            found += _first_ids(tokenizer, next(rounds), missing)
-        return tuple(found)
+        return shuffled_ids(tokenizer, sentences, seeded(seed, "text", item), condition.length)
 
     def text(self, condition: Condition, *, item: str, seed: int, sentences: Sequence[str]) -> str:
-        found: list[str] = []
-        rounds = _rounds(sentences, seeded(seed, "text", item))
-        while len(found) < condition.length:
-            found += " ".join(next(rounds)).split()
-        return " ".join(found[: condition.length])
+        return shuffled_words(sentences, seeded(seed, "text", item), condition.length)
 
     def words(self, condition: Condition) -> str:
         return f"{condition.length} tokens of natural text, {condition.placement}"
+
+
+def shuffled_ids(tokenizer: Any, parts: Sequence[str], rng: random.Random, count: int) -> tuple[int, ...]:
+    """The first `count` ids of the parts in a random order; where they run out, again in another order."""
+    found: list[int] = []
+    rounds = _rounds(parts, rng)
+    while (missing := count - len(found)) > 0:
+        found += _first_ids(tokenizer, next(rounds), missing)
+    return tuple(found)
+
+
+def shuffled_words(parts: Sequence[str], rng: random.Random, count: int) -> str:
+    """The first `count` words of the same."""
+    found: list[str] = []
+    rounds = _rounds(parts, rng)
+    while len(found) < count:
+        found += " ".join(next(rounds)).split()
+    return " ".join(found[:count])
 
 
 def _first_ids(tokenizer: Any, sentences: Sequence[str], count: int) -> list[int]:

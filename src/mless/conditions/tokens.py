@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,24 +31,28 @@ class Tokens(Kind):
     def ids(
         self, tokenizer: Any, condition: Condition, *, item: str, seed: int, sentences: Sequence[str]
     ) -> tuple[int, ...]:
-        rng = seeded(seed, "tokens", item)
-        length, apart = condition.length, {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
-        found: list[int] = []
-        for _ in range(_TRIES * length):
-            token = rng.randrange(len(tokenizer))
-            if token not in apart and _is_plain(tokenizer, token):
-                found.append(token)
-                if len(found) == length:
-                    return tuple(found)
-        raise BadPrompt(
-            f"{_TRIES * length:,} draws from this tokenizer's vocabulary gave {len(found)} plain tokens of {length}; use a repeated filler or natural text"
-        )
+        return plain_tokens(tokenizer, seeded(seed, "tokens", item), condition.length)
 
     def not_as_text(self, condition: Condition) -> str | None:
         return " draws tokens from a vocabulary, and the server's is not known"
 
     def words(self, condition: Condition) -> str:
         return f"{condition.length} random tokens, {condition.placement}"
+
+
+def plain_tokens(tokenizer: Any, rng: random.Random, count: int) -> tuple[int, ...]:
+    """So many plain tokens of the vocabulary, each drawn by itself."""
+    apart = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    found: list[int] = []
+    for _ in range(_TRIES * count):
+        token = rng.randrange(len(tokenizer))
+        if token not in apart and _is_plain(tokenizer, token):
+            found.append(token)
+            if len(found) == count:
+                return tuple(found)
+    raise BadPrompt(
+        f"{_TRIES * count:,} draws from this tokenizer's vocabulary gave {len(found)} plain tokens of {count}; use a repeated filler or natural text"
+    )
 
 
 def _is_plain(tokenizer: Any, token: int) -> bool:

@@ -1,6 +1,6 @@
 """Text generation: transformers in this process, vLLM, any OpenAI-compatible server, and a scripted fake."""
 
-from mless.engines.base import Decoding, Engine, Finish, Reply, Request
+from mless.engines.base import Decoding, Engine, Finish, Reply, Request, Scored, ScoreRequest, ScoringEngine
 from mless.engines.kinds import ENGINES
 from mless.engines.opening import EngineKind, EngineSettings, Opening
 
@@ -14,4 +14,7 @@ __all__ = [
     "Opening",
     "Reply",
     "Request",
+    "ScoreRequest",
+    "Scored",
+    "ScoringEngine",
 ]

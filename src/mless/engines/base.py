@@ -91,6 +91,49 @@ class Reply:
         return self.condition, self.item, self.sample
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A given text after a prompt, as token ids: what is the log-probability of each of its tokens? The prompt's `sample` numbers its texts."""
+
+    prompt: Request
+    token_ids: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.prompt.key
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The prompt's tokens and the text's."""
+        return (*self.prompt.token_ids, *self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """log p of each token of a given text, after the prompt and the text's tokens before it, in nats."""
+
+    condition: str
+    item: str
+    sample: int
+    logp: tuple[float, ...]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.condition, self.item, self.sample
+
+
+def check_scoring(requests: Sequence[ScoreRequest]) -> None:
+    """Refuse what has no log-probabilities: a prompt without tokens, or a text without."""
+    for request in requests:
+        prompt = request.prompt
+        if not prompt.token_ids or not request.token_ids:
+            lacking = "the prompt" if not prompt.token_ids else "the text"
+            raise EngineFault(
+                f"item {prompt.item!r} of {prompt.condition!r}: {lacking} has no token ids, and log-probabilities are those of tokens; give a tokenizer "
+                "(--tokenizer DIR), and no empty text"
+            )
+
+
 class OutOfMemory(EngineFault):
     """So many `slots` do not fit. Results depend on their number, so the caller halves it and starts again."""
 
@@ -121,3 +164,12 @@ class Engine(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """An engine that also gives log-probabilities of given text. Its `EngineKind` says so: `scores`."""
+
+    def score(self, requests: Sequence[ScoreRequest], *, live: int | None = None) -> Iterator[Scored]:
+        """Every request once, in any order, or an error; `live` as in `generate`."""
+        ...

@@ -33,7 +33,6 @@ from mless.engines.quick import packed_products, quick_steps, replacing
 from mless.engines.slots import (
     Layout,
     SlotCache,
-    has_experts,
     row_by_row_experts,
     rows_are_apart,
     sent,
@@ -42,6 +41,7 @@ from mless.engines.slots import (
 from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, first_line, is_out_of_memory
 from mless.gates import check_count
 from mless.models import LoadedModel
+from mless.models.experts import has_experts
 from mless.models.placing import is_spread
 from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached

@@ -11,7 +11,13 @@ ENGINES: Registry[EngineKind] = Registry(
     "engine",
     {
         "hf": EngineKind(
-            "mless.engines.hf:opened", needs_weights=True, needs_loaded=True, takes_arm=True, arm_scopes=("token",)
+            "mless.engines.hf:opened",
+            needs_weights=True,
+            needs_loaded=True,
+            takes_arm=True,
+            arm_scopes=("token",),
+            takes_positions=True,
+            scores=True,  # not through `score`: mless reads the model that it has loaded
         ),
         "vllm": EngineKind(
             "mless.engines.vllm:opened",
@@ -19,10 +25,12 @@ ENGINES: Registry[EngineKind] = Registry(
             takes_arm=True,
             takes_tensor_parallel=True,
             arm_scopes=("token",),
+            scores=True,
         ),
         "openai": EngineKind(
             "mless.engines.openai:opened",
             takes_text=True,
+            scores=True,
             requires={"base_url": "the openai engine needs a server: --base-url http://HOST:PORT/v1"},
         ),
         "scripted": EngineKind(
@@ -30,6 +38,7 @@ ENGINES: Registry[EngineKind] = Registry(
             takes_arm=True,  # its answers are given, whatever the condition
             takes_text=True,
             reads_prompts=False,
+            takes_positions=True,
             requires={"script": "the scripted engine needs its answers: --set accuracy.script=FILE.json"},
         ),
     },

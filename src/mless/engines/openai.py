@@ -6,15 +6,16 @@ import asyncio
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx2
 
 from mless.engines import wire
-from mless.engines.base import Decoding, Finish, Reply, Request
+from mless.engines.base import Decoding, Finish, Reply, Request, Scored, ScoreRequest, check_scoring
+from mless.engines.echoed import DRAWN, Echo, NotEchoed, read_echo, unlike
 from mless.engines.opening import Opening
 from mless.engines.wire import KEY_VARIABLES, Background, Page, Server, Session, Stopped, TryAgain, plain
 from mless.errors import BadStudy, EngineFault
@@ -24,6 +25,13 @@ UNKNOWN_TOKENS = -1
 
 _MOST_TOKENS = 2**31 - 1  # what the column `n_tokens` holds; no answer is so long
 _V1 = "base_url should be the part before /chat/completions, which mostly ends in /v1, as http://localhost:8000/v1"
+_CAN_SCORE = (
+    "log-probabilities of given text need a server whose /completions takes token ids with echo and logprobs, as vLLM's does (llama.cpp's "
+    "does not); or use --engine hf or vllm"
+)
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class OpenAIEngine:
         self._tokenizer = tokenizer
         self._say = say
         self._said: set[str] = set()
-        self._runs: list[Background[_Drawn | _Notice]] = []
+        self._runs: list[Background[Any]] = []
         self._fingerprints: set[str] = set()
         self._server_says: dict[str, Any] | None = None
         wire.key_header()  # a key that cannot be sent is refused now
@@ -89,11 +97,18 @@ class OpenAIEngine:
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request, as answers come; `live` allows fewer at once than `concurrency`."""
-        if live is not None and live < 1:
-            raise BadStudy(f"live must be at least 1 row, got {live}")
+        workers = self._workers(live)
         for request in requests:
             _check_request(request)
-        return self._replies(list(requests), decoding, min(self.concurrency, live or self.concurrency))
+        return self._replies(list(requests), decoding, workers)
+
+    def score(self, requests: Sequence[ScoreRequest], *, live: int | None = None) -> Iterator[Scored]:
+        """log p of every given text, as the server echoes it. A server that does not is refused by name."""
+        workers = self._workers(live)
+        for request in requests:
+            _check_request(request.prompt)
+        check_scoring(requests)
+        return self._scores(list(requests), workers)
 
     def about(self) -> dict[str, Any]:
         """What is recorded. The server is asked for its models and version once; what it does not say is left out."""
@@ -125,12 +140,45 @@ class OpenAIEngine:
 
     # ---- the run ----
 
+    def _workers(self, live: int | None) -> int:
+        if live is not None and live < 1:
+            raise BadStudy(f"live must be at least 1 row, got {live}")
+        return min(self.concurrency, live or self.concurrency)
+
     def _replies(self, requests: list[Request], decoding: Decoding, workers: int) -> Generator[Reply]:
+        async def ask(session: Session, request: Request) -> _Drawn:
+            path, asked = self._payload(request, decoding)
+            return await session.ask(path, asked, functools.partial(self._read, session, request, asked))
+
+        self._warn_before(requests)
+        for drawn in self._answers(requests, ask, workers, "answers"):
+            yield self._reply(drawn, decoding)
+
+    def _scores(self, requests: list[ScoreRequest], workers: int) -> Generator[Scored]:
+        async def ask(session: Session, request: ScoreRequest) -> tuple[ScoreRequest, Echo]:
+            asked = self._score_payload(request)
+            read = functools.partial(self._read_scores, session, request, asked)
+            try:
+                return request, await session.ask("/completions", asked, read)
+            except EngineFault as fault:
+                # Some servers refuse echo as if they had failed, with a status that is tried again.
+                if not re.search(r"\becho\b|logprobs", str(fault)) or _CAN_SCORE in str(fault):
+                    raise
+                raise EngineFault(f"{fault}; {_CAN_SCORE}") from None
+
+        self._warn_before([request.prompt for request in requests])
+        for request, echo in self._answers(requests, ask, workers, "log-probabilities"):
+            self._check_tokens(request, echo)
+            yield Scored(*request.key, echo.logp)
+
+    def _answers(
+        self, requests: list[R], ask: Callable[[Session, R], Awaitable[T]], workers: int, what: str
+    ) -> Generator[T]:
+        """What `ask` makes of each request, as it comes; at most `workers` are under way."""
         if not requests:
             return
-        self._warn_before(requests)
         repeated: Counter[str] = Counter()
-        run = Background(functools.partial(self._work, requests, decoding, workers, repeated))
+        run = Background(functools.partial(self._work, requests, ask, workers, repeated))
         self._runs.append(run)
         done, fault = 0, None
         try:
@@ -139,7 +187,7 @@ class OpenAIEngine:
                     self._say_once(event.kind, event.text)
                 else:
                     done += 1
-                    yield self._reply(event, decoding)
+                    yield cast("T", event)
         except EngineFault as error:
             fault = error
         finally:
@@ -149,7 +197,7 @@ class OpenAIEngine:
             fault = EngineFault("the engine was closed while answers were being drawn")
         if fault is not None:
             raise EngineFault(
-                f"{fault}. {done} of the {len(requests)} answers asked for have come and are kept; the same command goes on from there"
+                f"{fault}. {done} of the {len(requests)} {what} asked for have come and are kept; the same command goes on from there"
             )
         if repeated:
             kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(repeated.items()))
@@ -159,11 +207,11 @@ class OpenAIEngine:
 
     async def _work(
         self,
-        requests: list[Request],
-        decoding: Decoding,
+        requests: list[R],
+        ask: Callable[[Session, R], Awaitable[T]],
         workers: int,
         repeated: Counter[str],
-        put: Callable[[_Drawn | _Notice], None],
+        put: Callable[[T | _Notice], None],
     ) -> None:
         """Send all requests, `workers` at a time. After a fault nothing more is sent; answers to sent requests still arrive."""
         left, faults = iter(requests), list[Exception]()
@@ -171,8 +219,7 @@ class OpenAIEngine:
         async def worker(session: Session) -> None:
             try:
                 while not session.stopping and (request := next(left, None)) is not None:
-                    path, asked = self._payload(request, decoding)
-                    put(await session.ask(path, asked, functools.partial(self._read, session, request, asked)))
+                    put(await ask(session, request))
             except Stopped:
                 pass
             except Exception as fault:  # noqa: BLE001 - raised below, when the others have ended
@@ -202,6 +249,27 @@ class OpenAIEngine:
         return "/chat/completions", asked | {
             "messages": [{"role": role, "content": text} for role, text in request.messages]
         }
+
+    def _score_payload(self, request: ScoreRequest) -> dict[str, Any]:
+        # At temperature 1 log-probabilities are the model's own, also of a server that scales them. What is drawn is thrown away.
+        return {
+            "model": self.model,
+            "prompt": list(request.whole),
+            "max_tokens": DRAWN,
+            "temperature": 1.0,
+            "echo": True,
+            "logprobs": 1,
+        }
+
+    def _check_tokens(self, request: ScoreRequest, echo: Echo) -> None:
+        """Refuse another tokenizer than the server's: its ids mean other tokens there. Runs in the reader's thread, as `_reply`."""
+        if self._tokenizer is None or echo.texts is None:
+            return
+        if (found := unlike(echo.texts, request.token_ids, self._tokenizer)) is not None:
+            raise EngineFault(
+                f"{self.base_url} reads a token of item {request.prompt.item!r} as {plain(found[0])!r}, which the tokenizer reads as {plain(found[1])!r}: it "
+                "is not the served model's; give that one with --tokenizer"
+            )
 
     def _reply(self, drawn: _Drawn, decoding: Decoding) -> Reply:
         """Runs in the reader's thread: tokenizers are not safe in several."""
@@ -260,6 +328,8 @@ class OpenAIEngine:
 
     async def _likely(self, session: Session, page: Page, says: str, asked: dict[str, Any]) -> str:
         text = says.lower()
+        if "echo" in asked:
+            return await self._likely_of_scores(session, page, text)
         if page.status == 405 or page.is_html or re.fullmatch(r"(\w+ )?not found\.?|no words", text):
             return _V1
         if "top_k" in text and "top_k" in asked:
@@ -275,7 +345,18 @@ class OpenAIEngine:
             )
         return f"if that does not say it: {_V1}"
 
-    async def _read(self, session: Session, request: Request, asked: dict[str, Any], page: Page) -> _Drawn:
+    async def _likely_of_scores(self, session: Session, page: Page, text: str) -> str:
+        if re.search(r"context|too long|maximum", text):
+            return "prompt and text together may exceed its context: leave such items out"
+        if re.search(r"model|pinned", text) and not re.search(r"echo|logprob", text):
+            served = await self._served_models(session)
+            return f"it serves: {', '.join(served)}; choose with --model" if served else "is --model its name there?"
+        if page.status in (404, 405, 501) or page.is_html:
+            return f"it may have /chat/completions only: {_CAN_SCORE}; and {_V1}"
+        return _CAN_SCORE
+
+    async def _body(self, session: Session, request: Request, asked: dict[str, Any], page: Page) -> dict[str, Any]:
+        """The JSON object of an answer. What is none is refused, or tried again."""
         if not 200 <= page.status < 300:
             raise await self._refused(session, page, request, asked)
         body = page.json()
@@ -285,15 +366,28 @@ class OpenAIEngine:
         if body is None:
             raise TryAgain("broken body", f"{self.base_url} answers with broken JSON ({len(page.body)} bytes)")
         fields = cast("dict[str, Any]", body)
+        if isinstance(fingerprint := fields.get("system_fingerprint"), str):
+            self._fingerprints.add(plain(fingerprint))
+        return fields
+
+    async def _read(self, session: Session, request: Request, asked: dict[str, Any], page: Page) -> _Drawn:
+        fields = await self._body(session, request, asked, page)
         choices = fields.get("choices")
         first: Any = choices[0] if isinstance(choices, list) and choices else None
         text = _text_of(first)
         if text is None:
             raise TryAgain("no choices", f"{self.base_url} answers without choices ({page.says()}); {_V1}", odd=True)
-        if isinstance(fingerprint := fields.get("system_fingerprint"), str):
-            self._fingerprints.add(plain(fingerprint))
         reason = plain(str(first.get("finish_reason") or "stop"))
         return _Drawn(request, text, _count_in(fields), "length" if reason == "length" else "stop", reason)
+
+    async def _read_scores(self, session: Session, request: ScoreRequest, asked: dict[str, Any], page: Page) -> Echo:
+        fields = await self._body(session, request.prompt, asked, page)
+        if not isinstance(fields.get("choices"), list):
+            raise TryAgain("no choices", f"{self.base_url} answers without choices ({page.says()}); {_V1}", odd=True)
+        try:
+            return read_echo(fields, asked["prompt"], len(request.prompt.token_ids))
+        except NotEchoed as why:
+            raise EngineFault(f"{self.base_url} {plain(str(why))}; {_CAN_SCORE}") from None
 
     # ---- what the server says of itself ----
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mless.engines.base import Engine
+from mless.errors import BadStudy
 from mless.registry import found_at
 from mless.values import SCOPES, Condition, Scope
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class EngineSettings(Protocol):
-    """What a study's ``[accuracy]`` says that engines ask for."""
+    """What a study's ``[accuracy]`` or ``[likelihood]`` says that engines ask for."""
 
     @property
     def mode(self) -> Literal["row-stable", "batch-invariant"]: ...
@@ -65,6 +66,8 @@ class Opening:
     server_named: bool = False
     #: Rows at once; None lets the engine choose.
     slots: int | None = None
+    #: Whether log-probabilities of given texts are asked for, and no answers; `longest` then counts the texts too.
+    scoring: bool = False
     say: Callable[[str], None] = _silent
 
     @property
@@ -91,7 +94,7 @@ class EngineKind:
     needs_loaded: bool = False
     #: The model can be run with ARM.
     takes_arm: bool = False
-    #: Its layers can be divided among GPUs (`tensor_parallel` of [accuracy]).
+    #: Its layers can be divided among GPUs (`tensor_parallel` of [accuracy] and [likelihood]).
     takes_tensor_parallel: bool = False
     #: The scopes of ARM whose answers do not depend on what else is in the batch.
     arm_scopes: tuple[Scope, ...] = SCOPES
@@ -99,12 +102,29 @@ class EngineKind:
     takes_text: bool = False
     #: Whether prompts matter to it. A script answers by the item's name.
     reads_prompts: bool = True
+    #: Prompts may have position ids of their own, and filler that no other token sees.
+    takes_positions: bool = False
+    #: It gives log-probabilities of given text: the engine has `score` (`mless.engines.ScoringEngine`).
+    scores: bool = False
     #: Fields of [accuracy] that must be given, each with the message for when it is missing.
     requires: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def missing(self, settings: object) -> str | None:
         """The message for a required field that the settings lack; None where they are complete."""
         return next((says for name, says in self.requires.items() if not getattr(settings, name, None)), None)
+
+    def check_arm(self, condition: Condition) -> None:
+        """Refuse a condition with ARM that the engine cannot run, or whose numbers would depend on the batch."""
+        if condition.arm is not None and not self.takes_arm:
+            raise BadStudy(
+                f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
+                "--engine hf or vllm, or leave the condition out"
+            )
+        if condition.arm is not None and condition.arm.scope not in self.arm_scopes:
+            raise BadStudy(
+                f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
+                "use scope token here, or mless.arm around a generate of your own"
+            )
 
     def open(self, given: Opening) -> Engine:
         opens = found_at(self.opens) if isinstance(self.opens, str) else self.opens

@@ -15,8 +15,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mless.engines.base import Request
-from mless.engines.slots import Beginning, Layout, SlotCache, has_experts, slot_attention
+from mless.engines.slots import Beginning, Layout, SlotCache, slot_attention
 from mless.models import LoadedModel
+from mless.models.experts import has_experts
 from mless.redistribution import ArmHandle
 
 #: A prompt's new tokens are padded to a multiple of the first, its cache to one of the second.

@@ -20,6 +20,7 @@ from transformers.cache_utils import StaticLayer
 
 from mless import kernels
 from mless.errors import UnsupportedArchitecture
+from mless.models.experts import has_experts
 from mless.models.seams import configs_of, own_attention
 
 #: Keywords of attention calls that say nothing about the result.
@@ -267,11 +268,6 @@ def row_by_row_experts(model: nn.Module) -> Generator[None]:
     finally:
         for key, config in configs.items():
             config._experts_implementation = before[key]
-
-
-def has_experts(model: nn.Module) -> bool:
-    # Attributes that transformers' decorator sets on expert layers.
-    return any(hasattr(module, "is_transposed") and hasattr(module, "has_gate") for module in model.modules())
 
 
 def attend(

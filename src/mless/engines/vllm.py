@@ -6,13 +6,16 @@ import os
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from mless.engines.base import Decoding, Reply, Request, by_arm
+from mless.engines.base import Decoding, Reply, Request, Scored, ScoreRequest, by_arm, check_scoring
 from mless.engines.opening import Opening
 from mless.errors import EngineFault, first_line
 from mless.models.loading import locate_tokenizer, whole_folder
@@ -28,6 +31,18 @@ _CPU_BLOCK = 32
 #: By default vLLM's cache would take nine tenths of the memory, which on a CPU other programs need too.
 _CPU_CACHE_BYTES = 4 << 30
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[T]):
+    """A request as vLLM gets it, and what its output is read as."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    sampling: Any
+    read: Callable[[Any], T]
+
 
 class VllmEngine:
     """vLLM with the model in `folder` (config, safetensors, and tokenizer unless `tokenizer` names another folder).
@@ -35,8 +50,9 @@ class VllmEngine:
     `dtype` and `max_model_len` are vLLM's own settings ("auto": as in the config). `gpu_memory_utilization` is the share of the device's
     memory it takes; where it is None, vLLM's default on a GPU, and 4 GiB for the cache on a CPU. `seed` is the engine's; every answer is
     drawn with its request's. `batch_invariant`, or VLLM_BATCH_INVARIANT=1 in the environment, asks for vLLM's batch-invariant kernels and
-    does without its prefix cache. `arm` prepares it for requests with ARM: no prefix cache, and no compiled graphs, which would run the
-    model without ARM. `tensor_parallel` is the number of GPUs (on a CPU: processes) that each layer is divided among.
+    does without its prefix cache, as `prefix_caching=False` does. `arm` prepares it for requests with ARM: no prefix cache, and no compiled
+    graphs, which would run the model without ARM. `tensor_parallel` is the number of GPUs (on a CPU: processes) that each layer is divided
+    among.
     """
 
     # Over 60 lines: vLLM's settings stand in one place, each with its reason.
@@ -50,6 +66,7 @@ class VllmEngine:
         seed: int = 0,
         batch_invariant: bool = False,
         arm: bool = False,
+        prefix_caching: bool = True,
         tensor_parallel: int = 1,
         gpu_memory_utilization: float | None = None,
         say: Say = silent,
@@ -88,7 +105,7 @@ class VllmEngine:
             "seed": seed,
             # A cache hit leaves fewer rows to compute, and vLLM does not yet promise the same bits for them: vllm#40896.
             # And cached keys from one ARM setting would be used for another.
-            "enable_prefix_caching": not (self._invariant or arm),
+            "enable_prefix_caching": prefix_caching and not (self._invariant or arm),
             # Pickles are never read, here as elsewhere.
             "load_format": "safetensors",
             "disable_log_stats": True,
@@ -126,21 +143,30 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
         """Answer every request; what cannot be done is refused here, before anything is computed."""
-        if self._core is None:
-            raise EngineFault("this vllm engine is closed; make another one")
-        if live is not None and live < 1:
-            raise EngineFault(f"live must be at least 1 row, got {live}")
+        rows = self._rows_at_once(live)
         if 0 < decoding.temperature < _LOWEST_TEMPERATURE:
             raise EngineFault(
                 f"vLLM draws no cooler than temperature {_LOWEST_TEMPERATURE}, got {decoding.temperature}; use 0 (greedy) or --engine hf"
             )
+        tasks: list[_Task[Reply]] = []
         for request in requests:
-            self._refuse(request, decoding.max_new_tokens)
-        groups = by_arm(requests)
-        for settings in groups:
-            if settings is not None:
-                self._refuse_arm(settings)
-        return self._replies(groups, decoding, min(live or self._rows, self._rows))
+            self._refuse(request, request.token_ids, decoding.max_new_tokens)
+            read = partial(self._reply, request)
+            tasks.append(_Task(request, request.token_ids, self._sampling(request, decoding), read))
+        self._refuse_arms(requests)
+        return self._outputs(tasks, rows)
+
+    def score(self, requests: Sequence[ScoreRequest], *, live: int | None = None) -> Iterator[Scored]:
+        """log p of every given text, as prompt log-probabilities. The one token that vLLM draws after it is thrown away."""
+        rows = self._rows_at_once(live)
+        check_scoring(requests)
+        sampling = self._scoring()
+        tasks: list[_Task[Scored]] = []
+        for request in requests:
+            self._refuse(request.prompt, request.whole, 1)
+            tasks.append(_Task(request.prompt, request.whole, sampling, partial(_scored, request)))
+        self._refuse_arms([request.prompt for request in requests])
+        return self._outputs(tasks, rows)
 
     def about(self) -> dict[str, Any]:
         """What is recorded of the engine; `promise` says which results have the same bits."""
@@ -184,27 +210,39 @@ class VllmEngine:
     ) -> None:
         self.close()
 
-    def _refuse(self, request: Request, max_new_tokens: int) -> None:
+    def _rows_at_once(self, live: int | None) -> int:
+        if self._core is None:
+            raise EngineFault("this vllm engine is closed; make another one")
+        if live is not None and live < 1:
+            raise EngineFault(f"live must be at least 1 row, got {live}")
+        return min(live or self._rows, self._rows)
+
+    def _refuse(self, request: Request, token_ids: Sequence[int], max_new_tokens: int) -> None:
         what = f"condition {request.condition!r}, item {request.item!r}"
         if request.position_ids is not None or request.hidden is not None:
             asked = "position ids of its own" if request.position_ids is not None else "filler hidden from attention"
             raise EngineFault(
                 f"{what} asks for {asked}, which vLLM cannot do; leave this condition out, or use --engine hf"
             )
-        if not request.token_ids:
+        if not token_ids:
             raise EngineFault(
                 f"{what}: vllm takes prompts as token ids, and this one has none; messages are for --engine openai"
             )
-        if len(request.token_ids) + max_new_tokens > self._context:
+        if len(token_ids) + max_new_tokens > self._context:
             raise EngineFault(
-                f"{what}: {len(request.token_ids)} prompt tokens and {max_new_tokens} new ones do not fit the context of "
-                f"{self._context}; lower max_new_tokens to {max(self._context - len(request.token_ids), 0)} or shorten the prompt"
+                f"{what}: {len(token_ids)} prompt tokens and {max_new_tokens} new ones do not fit the context of "
+                f"{self._context}; lower max_new_tokens to {max(self._context - len(token_ids), 0)} or shorten the prompt"
             )
-        if not 0 <= min(request.token_ids) <= max(request.token_ids) < self._vocabulary:
+        if not 0 <= min(token_ids) <= max(token_ids) < self._vocabulary:
             raise EngineFault(
-                f"{what}: token ids must lie in 0…{self._vocabulary - 1}, got {min(request.token_ids)}…{max(request.token_ids)}; "
+                f"{what}: token ids must lie in 0…{self._vocabulary - 1}, got {min(token_ids)}…{max(token_ids)}; "
                 "the tokenizer is not this model's"
             )
+
+    def _refuse_arms(self, requests: Sequence[Request]) -> None:
+        for settings in by_arm(requests):
+            if settings is not None:
+                self._refuse_arm(settings)
 
     def _refuse_arm(self, settings: ArmSettings) -> None:
         from mless.engines import vllm_arm
@@ -221,27 +259,24 @@ class VllmEngine:
         (model,) = self._core.apply_model(_itself)
         return model
 
-    def _replies(
-        self, groups: Mapping[ArmSettings | None, Sequence[Request]], decoding: Decoding, live: int
-    ) -> Generator[Reply]:
+    def _outputs(self, tasks: Sequence[_Task[T]], live: int) -> Generator[T]:
+        """What is read of each task's output, as it finishes: those without ARM first, then one ARM setting after another."""
         if self._busy:
             raise EngineFault("this vllm engine is answering other requests; take all of their replies first")
         self._busy = True
         try:
-            for settings, requests in groups.items():
-                yield from self._answered(requests, decoding, live, settings)
+            for settings in by_arm([task.request for task in tasks]):
+                yield from self._answered([task for task in tasks if task.request.arm == settings], live, settings)
         finally:
             self._busy = False
 
-    def _answered(
-        self, requests: Sequence[Request], decoding: Decoding, live: int, settings: ArmSettings | None
-    ) -> Generator[Reply]:
-        """Replies to requests with one ARM setting; all running rows share the activations."""
+    def _answered(self, tasks: Sequence[_Task[T]], live: int, settings: ArmSettings | None) -> Generator[T]:
+        """The same for tasks with one ARM setting; all running rows share the activations."""
         core = self._core
         if core is None:
             raise EngineFault("this vllm engine was closed while it answered; the answers so far are kept, run again")
-        waiting = deque(enumerate(requests))
-        running: dict[str, Request] = {}
+        waiting = deque(enumerate(tasks))
+        running: dict[str, _Task[T]] = {}
         if settings is None:
             with_arm = nullcontext()
         else:
@@ -253,16 +288,16 @@ class VllmEngine:
                 while waiting or running:
                     # max_num_seqs stays what it was when the engine started, so the number of live rows is limited here.
                     while waiting and len(running) < live:
-                        number, request = waiting.popleft()
-                        running[str(number)] = request
-                        core.add_request(str(number), self._prompt(request), self._sampling(request, decoding))
+                        number, task = waiting.popleft()
+                        running[str(number)] = task
+                        core.add_request(str(number), self._prompt(task), task.sampling)
                     for output in self._step(core):
                         if arm is not None:
                             arm.require_run()
                         if output.finished:
-                            yield self._reply(running.pop(output.request_id), output)
+                            yield running.pop(output.request_id).read(output)
                     if running and not core.has_unfinished_requests():
-                        lost = next(iter(running.values()))
+                        lost = next(iter(running.values())).request
                         raise EngineFault(
                             f"vLLM is done but gave no answer to {len(running)} requests, the first of them condition {lost.condition!r}, "
                             f"item {lost.item!r}; the answers so far are kept, run again"
@@ -282,12 +317,12 @@ class VllmEngine:
                 f"vLLM failed while generating ({first_line(fault)}); the answers so far are kept: run again, with less memory in use"
             ) from fault
 
-    def _prompt(self, request: Request) -> Any:
+    def _prompt(self, task: _Task[Any]) -> Any:
         # vLLM finds cached prefixes by their tokens. The salt is part of every block's hash, so a prefix is computed once per condition and
         # never shared between conditions. Conditions may patch activations, so equal tokens may have different keys. And the A/A control
         # must be computed, not read from none's cache.
         return self._vllm.TokensPrompt(
-            prompt_token_ids=list(request.token_ids), cache_salt=f"condition {request.condition}"
+            prompt_token_ids=list(task.token_ids), cache_salt=f"condition {task.request.condition}"
         )
 
     def _sampling(self, request: Request, decoding: Decoding) -> Any:
@@ -305,6 +340,14 @@ class VllmEngine:
             stop=list(decoding.stop),
             detokenize=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _scoring(self) -> Any:
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        # 0: the prompt's own tokens, and no others beside them.
+        return self._vllm.SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
 
     def _reply(self, request: Request, output: Any) -> Reply:
@@ -326,6 +369,21 @@ class VllmEngine:
         )
 
 
+def _scored(request: ScoreRequest, output: Any) -> Scored:
+    """log p of the text's tokens from vLLM's, which has an entry for each token of prompt and text."""
+    prompt, whole = request.prompt, request.whole
+    found: list[Any] = list(output.prompt_logprobs or ())
+    first = len(prompt.token_ids)
+    known = [one.get(token) if one else None for one, token in zip(found[first:], whole[first:], strict=False)]
+    logp = tuple(float(one.logprob) for one in known if one is not None)
+    if len(found) != len(whole) or len(logp) != len(request.token_ids) or not all(map(isfinite, logp)):
+        raise EngineFault(
+            f"condition {prompt.condition!r}, item {prompt.item!r}: vLLM gave {len(logp)} log-probabilities for {len(request.token_ids)} tokens, or one that "
+            "is not finite; try --dtype float32, or --engine hf"
+        )
+    return Scored(*request.key, logp)
+
+
 def _shared_out(processes: int) -> str:
     """This process's cores among so many processes, as vLLM writes it: "0,1|2,3"."""
     cores = sorted(os.sched_getaffinity(0))
@@ -345,6 +403,7 @@ def opened(given: Opening) -> VllmEngine:
         seed=given.seed,
         batch_invariant=given.settings.mode == "batch-invariant",
         arm=given.with_arm,
+        prefix_caching=not given.scoring,
         tensor_parallel=given.settings.tensor_parallel or 1,
         say=given.say,
     )

@@ -18,6 +18,7 @@ from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results import wording
 from mless.results.answers import StoredAnswers, shown_rows
 from mless.results.figure_kinds import Drawing
+from mless.results.reading import StoredStudy
 from mless.results.schemas import Accuracy
 
 #: Distance of bars in inches that leaves room above them for a p-value, a number, a turned number.
@@ -81,7 +82,7 @@ def groups_of(folders: Sequence[StoredAnswers], conditions: Sequence[str]) -> li
     return [Group(*parts) for parts in zip(folders, labels_of(folders), rows, strict=True)]
 
 
-def labels_of(folders: Sequence[StoredAnswers]) -> list[str]:
+def labels_of(folders: Sequence[StoredStudy]) -> list[str]:
     """The model's name, with the task below it and then the folder's name where that is what differs."""
     labels = [folder.label for folder in folders]
     if len({folder.task for folder in folders}) > 1:
@@ -101,7 +102,7 @@ def _rows(folder: StoredAnswers, conditions: Sequence[str]) -> dict[str, Accurac
     return {name: found[name] for name in run}
 
 
-def with_control(folder: StoredAnswers, conditions: Sequence[str]) -> list[str]:
+def with_control(folder: StoredStudy, conditions: Sequence[str]) -> list[str]:
     """The A/A control stands beside `none` wherever accuracy is shown, also where a figure does not name it."""
     named = [name for name in conditions if name != folder.control]
     at = named.index("none") + 1 if "none" in named else 0
@@ -206,7 +207,7 @@ def _places(groups: Sequence[Group]) -> list[dict[str, float]]:
     return found
 
 
-def looks_of(names: Sequence[str], folders: Sequence[StoredAnswers]) -> dict[str, dict[str, Any]]:
+def looks_of(names: Sequence[str], folders: Sequence[StoredStudy]) -> dict[str, dict[str, Any]]:
     """Each condition's colour, and a hatch where colours repeat; the control is hatched grey."""
     controls = {folder.control for folder in folders}
     others = [name for name in names if name not in style.COLOURS and name not in controls]

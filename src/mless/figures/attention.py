@@ -21,9 +21,6 @@ from mless.values import QuerySet
 
 #: Panels side by side; more go below.
 ACROSS = 3
-#: A landscape page: one token label needs this many inches, or it would touch its neighbour.
-LABEL_PITCH = 0.118
-MOST_LABELS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,7 @@ def _draw_stack(plots: Sequence[Plot]) -> Figure:
     """One prompt: every plot takes the full width, with the tokens' text on its axis."""
     labels = [plot.measured.tokens(plot.lines[0].condition, aligned=plot.aligned) for plot in plots]
     longest = max(max(len(curve.at) for curve in plot.curves) for plot in plots)
-    width = min(max(PAGE_WIDTH, longest * LABEL_PITCH + 0.7), MOST_LABELS * LABEL_PITCH + 0.7)
+    width = style.labelled_width(longest)
     figure = style.new_figure(width, 0.7 + 2.05 * len(plots))
     grid = figure.add_gridspec(len(plots), 1)
     titles = style.fit_titles([plot.title for plot in plots], width - 0.7)
@@ -239,19 +236,14 @@ def _draw_stack(plots: Sequence[Plot]) -> Figure:
 
 
 def _label_places(plot: Plot, tokens: dict[int, str], room: float) -> list[int]:
-    """Positions whose token is written out: the highest spikes first, each far enough from those already chosen."""
+    """Positions whose token is written out: the highest spikes first."""
     heights: dict[int, float] = {}
     shown = 1
     for curve in plot.curves:
         shown = max(shown, len(curve.at))
         for position, value in zip(curve.at.tolist(), np.nan_to_num(curve.mean).tolist(), strict=True):
             heights[position] = max(heights.get(position, 0.0), value)
-    gap = max(1, int(np.ceil(LABEL_PITCH * 0.93 * shown / room)))
-    chosen: list[int] = []
-    for position in sorted(heights, key=lambda place: (-heights[place], place)):
-        if position in tokens and len(chosen) < MOST_LABELS and all(abs(position - other) >= gap for other in chosen):
-            chosen.append(position)
-    return sorted(chosen)
+    return style.label_places({at: height for at, height in heights.items() if at in tokens}, shown, room)
 
 
 def _top(plots: Sequence[Plot]) -> float:

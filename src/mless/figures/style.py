@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +36,9 @@ from matplotlib.ticker import MaxNLocator
 PAGE_WIDTH = 7.2
 DPI = 200
 SMALL, NORMAL, TITLE = 7.0, 7.5, 8.0
+#: Inches that a token's text needs on an axis, or it would touch its neighbour; and how many there is room for on a landscape page.
+LABEL_PITCH = 0.118
+MOST_LABELS = 80
 
 # Okabe and Ito's palette: told apart by every kind of colour vision, and in grey by lightness.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
@@ -278,6 +281,21 @@ def nice_ticks(axes: Axes, *, x: int = 6, y: int = 5) -> None:
     """Few, round ticks."""
     axes.xaxis.set_major_locator(MaxNLocator(x, steps=[1, 2, 5, 10], integer=True, min_n_ticks=2))
     axes.yaxis.set_major_locator(MaxNLocator(y, steps=[1, 2, 5, 10], min_n_ticks=3))
+
+
+def labelled_width(tokens: int) -> float:
+    """Inches of a picture with so many tokens' texts side by side, at most a landscape page."""
+    return min(max(PAGE_WIDTH, tokens * LABEL_PITCH + 0.7), MOST_LABELS * LABEL_PITCH + 0.7)
+
+
+def label_places(heights: Mapping[int, float], tokens: int, room: float) -> list[int]:
+    """Positions whose token is written out, of `tokens` in `room` inches: the highest first, each far enough from those already chosen."""
+    gap = max(1, math.ceil(LABEL_PITCH * 0.93 * tokens / room))
+    chosen: list[int] = []
+    for position in sorted(heights, key=lambda place: (-heights[place], place)):
+        if len(chosen) < MOST_LABELS and all(abs(position - other) >= gap for other in chosen):
+            chosen.append(position)
+    return sorted(chosen)
 
 
 def numbers_to_label(numbers: list[int], room: int) -> list[int]:

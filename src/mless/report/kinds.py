@@ -37,6 +37,7 @@ PAGES: Registry[Page] = Registry(
         "attention": "mless.report.attention:PAGE",
         "activations": "mless.report.activations:PAGE",
         "affine": "mless.report.affine:PAGE",
+        "likelihood": "mless.report.likelihood:PAGE",
         "accuracy": "mless.report.answers:PAGE",
         "tune": "mless.report.tuning:PAGE",
     },

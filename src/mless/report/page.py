@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from mless.values import SPAN_NAMES
 TOKENS_SHOWN = (600, 200)
 
 #: The pictures that answer the question come first; the others follow by name.
-FIRST_PICTURES = ("retained", "map", "mass")
+FIRST_PICTURES = ("retained", "map", "mass", "effects")
 
 KINDS = {"png": "image/png", "svg": "image/svg+xml"}
 
@@ -98,19 +98,24 @@ def _p(value: float | None) -> str:
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 
+def _engine(about: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Which engine computed, and what it promises; nothing where mless itself did."""
+    known: Mapping[str, Any] = about.get("engine") or {}
+    engine = {key: value for key, value in known.items() if key not in ("promise", "computing")}
+    return [("Engine", engine), ("What it promises", known.get("promise"))]
+
+
 def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
     """What was run, in the order a reader asks for it. What the folder does not say is left out."""
     about, model, study = folder.about, folder.model, folder.study
     size = f"{model['layers']} layers × {model['heads']} heads" if "layers" in model and "heads" in model else None
     own: list[tuple[str, object]]
     if isinstance(folder, StoredAnswers):
-        engine = {key: value for key, value in folder.engine.items() if key not in ("promise", "computing")}
-        promise = folder.engine.get("promise")
-        own = [("Answers", decoding_of(folder)), ("Engine", engine), ("What it promises", promise)]
+        own = [("Answers", decoding_of(folder)), *_engine(about)]
     elif isinstance(folder, StoredResults):
         own = [("First token", "left out of the curves (attention sink)" if folder.omit_first else "shown")]
     else:
-        own = []
+        own = _engine(about)
     known: list[tuple[str, object]] = [
         ("Model", folder.label if model.get("name") in (None, folder.label) else f"{folder.label} ({model['name']})"),
         ("Architecture", ", ".join(filter(None, (str(model.get("family") or ""), size)))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from mless.results.schemas import ACCURACY, Accuracy, Answer, Tried, columns_of,
 from mless.values import Condition, condition_of
 
 ALPHA = 0.05
-AccuracyVerdict = Literal["rises", "drops", "equivalent", "undecided"]
 
 
 # ---- what a row says -------------------------------------------------------------------------------------------------
@@ -31,14 +30,10 @@ def p_of_row(row: Mapping[str, Any]) -> float:
     return stats.p_of_both(p, p_again) if p_again is not None else p
 
 
-def verdict_of(row: Mapping[str, Any], p: float) -> AccuracyVerdict:
+def verdict_of(row: Mapping[str, Any], p: float) -> stats.ChangeVerdict:
     """What a row says at this p, adjusted or not."""
-    delta, by_itself = row["delta"], abs(row.get("aa_delta") or 0.0)
-    # a change no larger than the A/A control's is no finding
-    if p <= ALPHA and abs(delta) > by_itself + 1e-12:
-        return "rises" if delta > 0 else "drops"
-    equal = row.get("equivalence_p")
-    return "equivalent" if equal is not None and equal <= ALPHA else "undecided"
+    by_itself = row.get("aa_delta") or 0.0
+    return stats.change_verdict(row["delta"], p, row.get("equivalence_p"), by_itself=by_itself, alpha=ALPHA)
 
 
 # ---- a choice made by looking ----------------------------------------------------------------------------------------
@@ -57,7 +52,7 @@ class BestOnDev:
     dev: dict[str, Any]
     test: dict[str, Any]
     p: float | None
-    verdict: AccuracyVerdict
+    verdict: stats.ChangeVerdict
 
 
 def best_on_dev(table: pa.Table, conditions: Mapping[str, Condition]) -> BestOnDev:
@@ -164,11 +159,6 @@ class StoredAnswers(StoredStudy):
         return cls(path, read_about(path))
 
     @property
-    def task(self) -> str:
-        """The data set's name."""
-        return str(self.about.get("task") or self.study.get("data") or "task")
-
-    @property
     def engine(self) -> Mapping[str, Any]:
         """What study.json says of the engine that gave the answers."""
         found: Any = self.about.get("engine")
@@ -179,11 +169,6 @@ class StoredAnswers(StoredStudy):
         """The study's ``[accuracy]`` table."""
         found: Any = self.study.get("accuracy")
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-    @property
-    def control(self) -> str | None:
-        """The A/A control: the condition that is `none` once more."""
-        return next((name for name, about in self.conditions.items() if about.get("again")), None)
 
     def accuracy(self) -> list[Accuracy]:
         """The rows of ``accuracy.parquet``, conditions in the study's order; a number that is not one is None."""
@@ -215,7 +200,7 @@ class StoredAnswers(StoredStudy):
         for name in self.conditions if among is None else among:
             about = self.conditions[name]
             if about.get("kind") != "none" and about.get("length") and about.get("samples") is None:
-                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature")
+                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature", "seed")
                 lines.setdefault(tuple(about.get(part) for part in alike), {})[int(about["length"])] = name
         return [dict(sorted(line.items())) for line in lines.values() if len(line) > 1]
 
@@ -285,10 +270,6 @@ class StoredTuning(StoredStudy):
         if not about.get("complete"):
             raise BadFolder(f"{path}: its tuning is not finished; run the same command again to complete it")
         return cls(path, about)
-
-    @property
-    def task(self) -> str:
-        return str(self.about.get("task") or self.study.get("data") or "task")
 
     @property
     def tuning(self) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class _Condition(_Shape):
     temperature: Annotated[_Finite, Field(ge=0)] | None = None
     again: bool = False
     arm: _Arm | None = None
+    seed: _Count | None = None
     filler_ids: list[_Count] | None = None
     imported: str | None = None
     recorded: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from jaxtyping import Float, Float64
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder, no_result_folder
 from mless.results.manifest import measured_in
+from mless.results.nats import LIKELIHOOD_METRICS
+from mless.results.schemas import Effect
 from mless.results.tables import TableGate
 from mless.values import MASS_NAMES, Prompt, QuerySet, Span, format_numbers, pick_item
 
@@ -85,9 +87,19 @@ class StoredStudy:
         return str(self.model.get("label") or self.model.get("name") or "model")
 
     @property
+    def task(self) -> str:
+        """The data set's name."""
+        return str(self.about.get("task") or self.study.get("data") or "task")
+
+    @property
     def conditions(self) -> Mapping[str, Mapping[str, Any]]:
         """Condition name → how it changes the prompt."""
         return cast("dict[str, dict[str, Any]]", self.about.get("conditions") or {})
+
+    @property
+    def control(self) -> str | None:
+        """The A/A control: the condition that is `none` once more."""
+        return next((name for name, about in self.conditions.items() if about.get("again")), None)
 
     @property
     def items(self) -> list[str]:
@@ -355,6 +367,68 @@ class StoredActivations(StoredStudy):
         for row in self.table("activation_items", ["tokens", "n_tokens"], where).to_pylist():
             found[row["tokens"]] = found.get(row["tokens"], 0) + int(row["n_tokens"])
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLikelihood(StoredStudy):
+    """A folder that holds log-probabilities of solutions and answers."""
+
+    @classmethod
+    def open(cls, path: Path) -> StoredLikelihood:
+        """Read ``study.json``; a folder that measured something else is refused."""
+        about = read_about(path)
+        if (measured := measured_in(about)) != "likelihood":
+            raise BadFolder(
+                f"{path} holds no log-probabilities: its study measured {measured}; `mless run likelihood --out …` makes one that does"
+            )
+        return cls(path, about)
+
+    def effects(self) -> list[Effect]:
+        """The rows of ``effects.parquet``, metrics in the order of pages, conditions in the study's."""
+        rows = [Effect(**row) for row in self.table("effects", [one.name for one in fields(Effect)]).to_pylist()]
+        metrics, conditions = list(LIKELIHOOD_METRICS), list(self.conditions)
+        return sorted(rows, key=lambda row: (metrics.index(row.metric), conditions.index(row.condition)))
+
+    def solution_length(self) -> float | None:
+        """How many tokens a reference solution has, in the median; None where there are none."""
+        where = (pc.field("condition") == "none") & (pc.field("metric") == "solution")
+        counts = self.table("likelihood", ["n_tokens"], where)["n_tokens"].to_numpy()
+        return float(np.median(counts)) if len(counts) else None
+
+    def deltas(self, condition: str, metric: str) -> dict[str, float]:
+        """Item → its change against `none`."""
+        where = (pc.field("condition") == condition) & (pc.field("metric") == metric)
+        rows = self.table("likelihood", ["item", "delta"], where)
+        return dict(zip(rows["item"].to_pylist(), rows["delta"].to_pylist(), strict=True))
+
+    def solutions(
+        self, conditions: Sequence[str], *, item: str | None = None
+    ) -> dict[str, dict[str, Float64[np.ndarray, " tokens"]]]:
+        """Condition → item → log p of each token of its reference solution. Items without one are left out."""
+        where = pc.field("condition").isin(list(conditions))
+        if item is not None:
+            where = where & (pc.field("item") == item)
+        table = self.table("tokens", ["condition", "item", "position", "logp"], where)
+        table = table.sort_by([(name, "ascending") for name in ("condition", "item", "position")])
+        first = np.flatnonzero(table["position"].to_numpy() == 0)
+        names = table.select(["condition", "item"]).take(pa.array(first)).to_pylist()
+        found: dict[str, dict[str, Float64[np.ndarray, " tokens"]]] = {name: {} for name in conditions}
+        # Before the first token of the first solution there is nothing.
+        for row, logp in zip(names, np.split(table["logp"].to_numpy(), first)[1:], strict=True):
+            found[row["condition"]][row["item"]] = logp
+        return {name: {one: mine[one] for one in self.items if one in mine} for name, mine in found.items()}
+
+    def solution_tokens(self, item: str) -> list[str]:
+        """The texts of the tokens of an item's reference solution."""
+        where = (pc.field("condition") == "none") & (pc.field("item") == item)
+        rows = self.table("tokens", ["position", "text"], where).sort_by([("position", "ascending")])
+        return rows["text"].to_pylist()
+
+    def candidates(self, condition: str, item: str) -> list[dict[str, Any]]:
+        """What else was scored after an item's prompt: its answer, other items' answers, its options."""
+        where = (pc.field("condition") == condition) & (pc.field("item") == item)
+        rows = self.table("candidates", ["number", "role", "text", "logp", "n_tokens"], where)
+        return rows.sort_by([("number", "ascending")]).to_pylist()
 
 
 def read_prompts(folder: ResultFolder) -> dict[str, list[Prompt]]:

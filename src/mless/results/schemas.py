@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -108,11 +108,7 @@ def _bounded(*names: str) -> tuple[str, ...]:
 def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names: Mapping[str, str]) -> pa.Table:
     """prompts.parquet: ids, spans and the tokens' texts of every prompt."""
     rows = [prompt for group in prompts.values() for prompt in group]
-    pieces: dict[int, str] = {}
-    for prompt in rows:
-        for token in prompt.token_ids:
-            if token not in pieces:
-                pieces[token] = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    pieces = token_texts((prompt.token_ids for prompt in rows), tokenizer)
     span = pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
     return pa.table(
         {
@@ -128,6 +124,12 @@ def prompts_table(prompts: Mapping[str, Sequence[Prompt]], tokenizer: Any, names
             "tokens": pa.array([[pieces[token] for token in p.token_ids] for p in rows], pa.list_(pa.string())),
         }
     )
+
+
+def token_texts(sequences: Iterable[Iterable[int]], tokenizer: Any) -> dict[int, str]:
+    """Token → its text, for every token that occurs."""
+    every = {token for sequence in sequences for token in sequence}
+    return {token: tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in every}
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -212,6 +214,160 @@ AFFINE_POINTS = schema(
     "item", "layer", "head", "token", "half",
     *(axis + name for name in ("", "_after", "_measured", "_constant", "_outputs", "_moves") for axis in "xy"),
 )  # fmt: skip
+
+# ---- likelihood ------------------------------------------------------------------------------------------------------
+
+#: A row per item and metric: sums of log p in nats, or what docs/likelihood.md says of the metric.
+SCORES = schema("item", "metric", "value", "n_tokens")
+#: A row per token of the reference solution: its log p, and the distribution it is drawn from, beside `none`'s.
+SOLUTION_TOKENS = schema(
+    "item", ("position", pa.int32()), "token", ("text", pa.string()), "logp", "entropy", "kl", "agree"
+)
+#: A row per short text scored after the prompt: the answer, other items' answers, options.
+CANDIDATES = schema("item", ("number", pa.int32()), ("role", pa.string()), ("text", pa.string()), "logp", "n_tokens")
+LIKELIHOOD = schema("item", "metric", "value", "delta", "n_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One row of ``effects.parquet``: what a condition does to one metric, against `none`, over the items that have it.
+
+    `delta` = `value` − `none`, with its 95 % interval. `p` is the sign-flip test's, `p_again` against `none-again`. `p_adjusted` is Holm's over
+    the conditions, `alpha` the level where no other condition has an effect, and `mde` the smallest effect that is then found with 80 % power.
+    `equivalent_p` is that of the two one-sided tests against ±`margin`. Null for the A/A control, and where a metric is described and not tested.
+    """
+
+    model: str
+    task: str
+    condition: str
+    metric: str
+    n: int
+    value: float
+    none: float
+    delta: float
+    lo: float | None
+    hi: float | None
+    p: float | None
+    p_again: float | None
+    p_adjusted: float | None
+    alpha: float | None
+    equivalent_p: float | None
+    margin: float | None
+    mde: float | None
+    skewed: bool
+    verdict: str | None  # rises | drops | equivalent | undecided
+
+
+EFFECTS = schema_of(Effect)
+
+# ---- placebos --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFiller:
+    """One row of ``placebo.parquet``: a named filler among arbitrary edits by one metric, over items and edits (docs/placebo.md).
+
+    `delta` is the filler's change against `none`, with an interval over items. `specific` = `delta` − the edits' mean, and `percentile` the share
+    of edits below; both intervals hold over items and edits. `p` = (1 + edits at least as far from their mean) / (edits + 1). The columns
+    `edits_…` are the same for all fillers of a metric: the edits' mean with its interval, and their spread without the items' noise.
+    """
+
+    model: str
+    task: str
+    condition: str
+    metric: str
+    n: int
+    edits: int
+    delta: float
+    delta_lo: float | None
+    delta_hi: float | None
+    specific: float
+    specific_lo: float | None
+    specific_hi: float | None
+    percentile: float
+    percentile_lo: float | None
+    percentile_hi: float | None
+    p: float
+    edits_mean: float | None
+    edits_lo: float | None
+    edits_hi: float | None
+    edits_sd: float | None
+    margin: float | None
+    verdict: str  # rises | drops: further than an arbitrary edit; equivalent | undecided
+
+
+PLACEBO = schema_of(PlacedFiller)
+#: A row per edit and metric: its mean change against `none`, with an interval over items, and what it is.
+EDIT_MEANS = schema(
+    ("kind", pa.string()), "metric", ("n", pa.int32()), "delta", "lo", "hi", ("ids", pa.list_(pa.int32())), ("text", pa.string())
+)  # fmt: skip
+
+# ---- doses -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DosePoint:
+    """One row of ``dose.parquet``: a filler in one length at one place by one metric, against `none` (length 0), item by item.
+
+    `lo` and `hi` hold for this row, `lo_all` and `hi_all` for all lengths of its curve at once. `p` is the sign-flip test's, `p_adjusted` Holm's
+    over the lengths of the curve. `skewed`: a few items decide the row.
+    """
+
+    model: str
+    task: str
+    condition: str
+    filler: str
+    placement: str
+    length: int
+    metric: str
+    n: int
+    delta: float
+    lo: float | None
+    hi: float | None
+    lo_all: float | None
+    hi_all: float | None
+    skewed: bool
+    p: float | None
+    p_adjusted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DoseTest:
+    """One row of ``dose_tests.parquet``: one curve, a filler at one place by one metric (docs/dose.md). `condition` is the filler's name.
+
+    `slope`: change per doubling of 1 + length. `peak_p`: some length in between is better than none and than the longest; `peak_length` is the
+    best one seen. `slope_p_adjusted` and `peak_p_adjusted` are Holm's over the curves of a metric. `best_length` was chosen on the dev items;
+    `test_…` is what it does to the others. `chosen`: of all curves of the metric the best on the dev items.
+    """
+
+    model: str
+    task: str
+    condition: str
+    filler: str
+    placement: str
+    metric: str
+    n: int
+    slope: float
+    slope_lo: float | None
+    slope_hi: float | None
+    slope_p: float | None
+    slope_p_adjusted: float | None
+    peak_length: int
+    peak_p: float | None
+    peak_p_adjusted: float | None
+    best_length: int
+    dev_n: int
+    dev_delta: float | None
+    test_n: int
+    test_delta: float | None
+    test_lo: float | None
+    test_hi: float | None
+    test_p: float | None
+    chosen: bool
+
+
+DOSE = schema_of(DosePoint)
+DOSE_TESTS = schema_of(DoseTest)
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 

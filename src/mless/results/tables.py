@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,114 +19,15 @@ import pyarrow.parquet as pq
 from mless import gates
 from mless.errors import BadFolder, NoMemory, is_out_of_memory
 from mless.limits import KEYED_ROWS, TABLE_BYTES, TABLE_ROWS, VALUES_PER_BYTE, WHOLE_TABLE
-from mless.results import schemas
 from mless.results.growing import INDEX
-from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES
+from mless.results.shapes import AMONG, BOUNDS, SHAPES
+from mless.values import SPAN_NAMES
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
 
 Read = TypeVar("Read")
 _WAY_OUT = "remove it and run the study again"
-_SPANS = pa.list_(pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())]))
-_MASS = pa.struct([(name, pa.float32()) for name in MASS_NAMES])
-_VERDICTS = ("rises", "drops", "unchanged", "equivalent", "undecided", "holds", "partly", "fails")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A table: its columns, those that name a row, and the newer ones, which older folders lack."""
-
-    columns: pa.Schema
-    key: tuple[str, ...]
-    newer: frozenset[str] = frozenset()
-    #: Columns that may be null. Numbers with a fraction always may: a number that is none is stored as null.
-    empty: frozenset[str] = frozenset()
-    #: Numbers with a fraction that may not be null.
-    filled: frozenset[str] = frozenset()
-    #: Whether `condition` and `item` are those of study.json. The table `tuned` holds conditions of inner studies.
-    of_study: bool = True
-    #: Whether there is a row for every combination of what its key columns hold, and for every condition but `none`.
-    grid: bool = True
-    #: Columns of lists that are as long as the item's prompt.
-    by_token: tuple[str, ...] = ()
-    #: Whether no number is infinite. A sum of logarithms may be.
-    finite: bool = True
-
-
-def _optional(row: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(row) if "None" in str(field.type))
-
-
-def _always(row: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(row)) - _optional(row)
-
-
-_PROMPTS = schemas.schema(
-    "item", ("token_ids", pa.list_(pa.int32())), ("spans", _SPANS), ("text", pa.string()), ("tokens", pa.list_(pa.string()))
-)  # fmt: skip
-_RECEIVED = ("received", pa.list_(pa.float32()))
-_ATTENTION = schemas.schema("item", "layer", "head", "queries", _RECEIVED, ("n", pa.list_(pa.int32())), ("mass", _MASS))
-_NEWER_ACCURACY = frozenset(schemas.columns_of(schemas.Accuracy, newer=True))
-_ACCURACY = Shape(
-    schemas.ACCURACY,
-    ("task", "condition", "split", "metric"),
-    _NEWER_ACCURACY,
-    _optional(schemas.Accuracy),
-    filled=frozenset(("value",)),
-    grid=False,
-)
-
-SHAPES: dict[str, Shape] = {
-    "prompts": Shape(_PROMPTS, ("condition", "item"), frozenset(("token_ids", "spans", "tokens"))),
-    "attention": Shape(
-        _ATTENTION, ("condition", "item", "layer", "head", "queries"), empty=frozenset(("mass",)), by_token=("received", "n")
-    ),
-    "dilution": Shape(
-        schemas.schema("item", "layer", "queries", _RECEIVED), ("condition", "item", "layer", "queries"), by_token=("received",)
-    ),
-    "retained": Shape(
-        schemas.RETAINED,
-        ("condition", "layer", "head", "queries"),
-        frozenset(("epsilon", "epsilon_lo", "epsilon_hi", "epsilon_items", "skewed")),
-        frozenset(("epsilon_items", "skewed")),
-    ),
-    "shares": Shape(schemas.SHARES, ("condition", "item", "layer", "head", "queries"), frozenset(("epsilon",))),
-    "activation_items": Shape(schemas.ACTIVATION_ITEMS, ("condition", "item", "layer", "tokens")),
-    "activation_histograms": Shape(schemas.ACTIVATION_HISTOGRAMS, ("condition", "item", "layer")),
-    "activations": Shape(schemas.ACTIVATIONS, ("condition", "layer", "tokens", "metric"), empty=frozenset(("verdict",))),
-    "affine": Shape(
-        schemas.AFFINE, ("condition", "layer", "head"), empty=frozenset(("lambda_skewed", "skewed", "lambda_verdict", "verdict", "verdict_measured"))
-    ),
-    "affine_items": Shape(schemas.AFFINE_ITEMS, ("condition", "item", "layer", "head")),
-    "affine_points": Shape(schemas.AFFINE_POINTS, ("condition", "item", "layer", "head", "token"), grid=False),
-    "answers": Shape(
-        schemas.ANSWERS,
-        ("condition", "item", "sample"),
-        frozenset(("stated", "cluster", "how", "reference", "disagree")),
-        frozenset(("extracted", "n_tokens", "finish", "reference", "how", "disagree", "cluster", "stated", "seed", "why")), grid=False,
-    ),
-    "accuracy": _ACCURACY,
-    "tuned": replace(_ACCURACY, of_study=False),
-    "tuning": Shape(
-        schemas.TUNING, ("condition", "rung"), empty=_optional(schemas.Tried), filled=_always(schemas.Tried), grid=False
-    ),
-}  # fmt: skip
-
-#: Texts that are one of a few, by column.
-_AMONG: dict[str, tuple[str, ...]] = {
-    "queries": QUERY_SETS,
-    "split": ("all", "dev", "test"),
-    "verdict": _VERDICTS,
-    "lambda_verdict": _VERDICTS,
-    "verdict_measured": _VERDICTS,
-}
-#: Numbers between two bounds, by column; None is no bound. Shares lie between 0 and 1.
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
-    "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
-    **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted"), (0.0, 1.0)),
-}  # fmt: skip
 #: What the rows of a table of units are ordered by.
 _PLACE = ("condition", "item")
 _METRIC = r"^((pass|maj)@[1-9][0-9]{0,8}|diversity)$"
@@ -204,9 +104,9 @@ class TableGate:
             raise self.refuse(why) from None
 
     def _may_be_empty(self) -> bool:
-        """Points are chosen, and there may be none to choose; and none alone is compared with nothing."""
+        """Points are chosen, and there may be none to choose; none alone is compared with nothing; and items may have no solution, or no answer."""
         alone = set(self.about.get("conditions") or ()) == {"none"}
-        return self._file.stem == "affine_points" or (alone and self._file.stem in _COMPARED)
+        return self._file.stem in ("affine_points", "tokens", "candidates") or (alone and self._file.stem in _COMPARED)
 
     def _check_size(self, found: pq.FileMetaData, size: int) -> None:
         if found.num_rows < 1 and not self._may_be_empty():
@@ -220,7 +120,7 @@ class TableGate:
 
     def _check_types(self, found: pa.Schema) -> None:
         for column in self._shape.columns if self._shape else ():
-            there = [field for field in found if field.name == column.name]
+            there = [one for one in found if one.name == column.name]
             if len(there) > 1:
                 raise self.refuse(f"has the column {column.name!r} twice")
             if not there:
@@ -313,8 +213,8 @@ class TableGate:
                 self._check_equal_lengths(name, values)
         elif pa.types.is_floating(declared) or pa.types.is_integer(declared):
             self._check_numbers(name, values)
-        elif name in _AMONG:
-            self._check_texts(name, values, lambda one: one in _AMONG[name], f"one of {', '.join(_AMONG[name])}")
+        elif few := self._shape.among.get(name) or AMONG.get(name):
+            self._check_texts(name, values, few.__contains__, f"one of {', '.join(few)}")
         elif name == "metric" and "split" in self._shape.columns.names:
             odd = pc.invert(pc.match_substring_regex(values, _METRIC))
             if pc.any(odd).as_py():
@@ -333,7 +233,7 @@ class TableGate:
         bound = name in ("lo", "hi") or (self._shape is not None and not self._shape.finite)
         if not bound and pa.types.is_floating(values.type) and pc.any(pc.is_inf(values)).as_py():
             raise self.refuse(f"has a number in {name!r} that is not finite")
-        low, high = _BOUNDS.get(name, (None, None))
+        low, high = BOUNDS.get(name, (None, None))
         if low is None and high is None:
             return
         found = pc.min_max(values).as_py()
@@ -476,14 +376,51 @@ def _check_tuned(gate: TableGate, table: pa.Table) -> None:
     gate.check_there(test, "condition", ["none", *([chosen] if chosen else [])])
 
 
+def _check_scored(gate: TableGate, table: pa.Table) -> None:
+    """Every condition has the same rows: what is scored does not depend on it."""
+    if not table.num_rows:
+        return
+    conditions = list(gate.about.get("conditions") or ())
+    gate.check_there(table, "condition", conditions)
+    same = [name for name in _SCORED if name in table.column_names]
+    counted = table.select(same).group_by(same).aggregate([([], "count_all")])
+    odd = counted.filter(pc.field("count_all") != len(conditions)) if conditions else counted.slice(0, 0)
+    if odd.num_rows:
+        first = odd.slice(0, 1).to_pylist()[0]
+        row = ", ".join(f"{name} {gates.shown(first[name], 40)}" for name in same)
+        raise gate.refuse(
+            f"has {row} under {first['count_all']} of {len(conditions)} conditions; expected the same under all"
+        )
+
+
+def _check_solutions(gate: TableGate, table: pa.Table) -> None:
+    """And every solution has tokens 0, 1, 2 …"""
+    _check_scored(gate, table)
+    for row in (
+        table.group_by(["condition", "item"]).aggregate([("position", "max"), ("position", "count")]).to_pylist()
+    ):
+        if row["position_max"] + 1 != row["position_count"]:
+            where = f"item {gates.shown(row['item'], 60)} under {gates.shown(row['condition'], 60)}"
+            raise gate.refuse(
+                f"has {row['position_count']} tokens for {where}, the last at position {row['position_max']}; expected 0, 1, 2 …"
+            )
+
+
+#: What tells the rows of one condition apart, and is the same under every condition.
+_SCORED = ("item", "metric", "position", "token", "number", "role", "text", "n_tokens")
+
 #: Tables with rows for those conditions alone that are compared with none.
-_COMPARED = ("retained", "shares", "activations", "affine")
+_COMPARED = ("retained", "shares", "activations", "affine", "effects")
 
 _FURTHER: dict[str, Callable[[TableGate, pa.Table], None]] = {
     "answers": _check_answers,
     "accuracy": _check_accuracy,
     "tuning": _check_tuning,
     "tuned": _check_tuned,
+    "scores": _check_scored,
+    "likelihood": _check_scored,
+    "candidates": _check_scored,
+    "tokens": _check_solutions,
 }
 
 

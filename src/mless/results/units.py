@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from mless.errors import BadFolder
 from mless.results import schemas
-from mless.results.tables import SHAPES, Shape, TableGate, pc
+from mless.results.shapes import SHAPES, Shape
+from mless.results.tables import TableGate, pc
 
 #: Tables of units by name. One that a measurement from outside mless stores is only checked to be sound Parquet.
 _SHAPES: dict[str, Shape] = {
@@ -24,6 +25,8 @@ _SHAPES: dict[str, Shape] = {
     },
     "affine_items": Shape(schemas.AFFINE_SUMS, ("layer", "head"), of_study=False, finite=False),
     "affine_points": Shape(schemas.AFFINE_VECTORS, ("layer", "head", "token"), of_study=False, finite=False),
+    # A log of 0 is infinite, and a unit that was stored always passes.
+    **{name: replace(SHAPES[name], of_study=False, finite=False) for name in ("scores", "tokens", "candidates")},
     "replies": Shape(schemas.REPLIES, ("sample",), empty=SHAPES["answers"].empty, of_study=False),
 }
 

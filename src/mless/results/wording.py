@@ -8,8 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from mless import values
+from mless.conditions import EDITS
 from mless.results.answers import BestOnDev, StoredAnswers, p_of_row
 from mless.results.escaping import visible
+from mless.results.reading import StoredStudy
 from mless.results.schemas import Accuracy
 from mless.values import condition_of
 
@@ -120,7 +122,7 @@ _NAMES = {
 }
 
 
-def condition_name(condition: str, folders: Sequence[StoredAnswers]) -> str:
+def condition_name(condition: str, folders: Sequence[StoredStudy]) -> str:
     """``mless`` → ``w/ Mless``, as the published bars have it; other names as they are."""
     if any(folder.control == condition for folder in folders):
         return "w/o again"
@@ -134,6 +136,8 @@ def filler_shown(about: Mapping[str, Any]) -> str:
         return "natural text"
     if about.get("kind") == "tokens":
         return "random tokens"
+    if about.get("kind") in EDITS:
+        return EDITS[str(about["kind"])].what
     if filler is None:
         return "–"
     quoted = visible(json.dumps(str(filler), ensure_ascii=False), keep="")

@@ -101,10 +101,34 @@ def reach(
     lengthens the side of the long tail and shortens the other. The other side stays at Student's limit, because one unusual item may make a
     symmetric row look skewed.
     """
-    t = student(n, level)
+    return reach_of(tilt(skewness, n), student(n, level))
+
+
+def tilt(skewness: Float64[np.ndarray, " rows"], n: Int[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
+    """The skewness of a mean of n items: Hall's a, with the sample's skewness enlarged because few items show too little of it."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        a = skewness * (1 + _SHOWN_TOO_LITTLE / n) / np.sqrt(n)
+        return skewness * (1 + _SHOWN_TOO_LITTLE / n) / np.sqrt(n)
+
+
+def reach_of(
+    a: Float64[np.ndarray, " rows"], t: Float64[np.ndarray, " rows"]
+) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+    """`reach` for an estimate of skewness `a` whose Student's quantile is `t`."""
     return np.fmax(t, _undo_skewness(t, a)), np.fmax(t, _undo_skewness(t, -a))
+
+
+def tail_p(
+    distance: Float64[np.ndarray, " rows"], a: Float64[np.ndarray, " rows"], free: Float64[np.ndarray, " rows"]
+) -> Float64[np.ndarray, " rows"]:
+    """The one-sided p at which the interval's lower end lies `distance` standard errors below the mean: `reach_of` inverted.
+
+    For the upper end give −a. `free` are Student's degrees of freedom.
+    """
+    from scipy.special import stdtr
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        hall = distance + a * distance**2 / 3 + a**2 * distance**3 / 27 + a / 6
+    return np.asarray(stdtr(free, -np.fmin(distance, hall)))
 
 
 def _undo_skewness(g: Float64[np.ndarray, " rows"], a: Float64[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:

@@ -10,12 +10,17 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from mless.errors import BadStudy
 from mless.stats.paired import McNemar, binomial_tail, equivalence_p, mcnemar_p
+from mless.stats.shares import smallest_p
+
+#: What a paired comparison says. Only *equivalent* means "no effect that matters".
+ChangeVerdict = Literal["rises", "drops", "equivalent", "undecided"]
 
 #: Points of the midpoint rule in `_both_reject`; doubling them moves a power by less than 1e-4.
 _POINTS = 400
@@ -209,7 +214,7 @@ def items_for_effect(
             f"effect: at least 0.001 and at most the share of items that change ({limit}) expected, as 0.02 (two points) is "
             f"where a tenth changes; got {effect}"
         )
-    return _first_with(power, lambda n: _power_of(n, changed_share, alpha, test, again)(size))
+    return first_with(power, lambda n: _power_of(n, changed_share, alpha, test, again)(size))
 
 
 def items_for_equivalence(
@@ -226,10 +231,10 @@ def items_for_equivalence(
         changes = _Changes(n, changed_share, alpha, "exact")
         return _equivalent(changes, _least_equivalent(changes, margin, alpha), effect)
 
-    return _first_with(power, chance)
+    return first_with(power, chance)
 
 
-def _first_with(power: float, power_at: Callable[[int], float]) -> int:
+def first_with(power: float, power_at: Callable[[int], float]) -> int:
     """A number of items with so much power, where one item fewer has less."""
     enough = 2
     while power_at(enough) < power:
@@ -360,6 +365,29 @@ def smallest_detectable_mean(
     return hi * sd / math.sqrt(n) + ties
 
 
+def items_for_mean(effect: float, sd: float, power: float = 0.8, alpha: float = 0.05) -> int:
+    """How many items (clusters) the paired test of a mean needs to find `effect` with `power`, if differences vary by `sd`.
+
+    Never fewer than the sign-flip test needs to reject at `alpha` at all.
+    """
+    _a_power(power, alpha)
+    _shares(0.0, alpha)
+    if not 0 < abs(effect) < math.inf:
+        raise BadStudy(f"effect: a finite number other than 0 expected; got {effect}")
+    if not 0 <= sd < math.inf:
+        raise BadStudy(f"sd must be a finite number, at least 0; got {sd}")
+    from scipy.special import nctdtr, stdtrit
+
+    def power_at(n: int) -> float:
+        if smallest_p(n, alpha=alpha) > alpha:
+            return 0.0
+        distance = abs(effect) * math.sqrt(n) / sd if sd else math.inf
+        # so far from 0 that the non-central t has no more digits to give
+        return 1.0 if distance > 30 else 1 - float(nctdtr(n - 1, distance, float(stdtrit(n - 1, 1 - alpha / 2))))
+
+    return first_with(power, power_at)
+
+
 def _largest_rejecting(changed: Int[np.ndarray, " rows"], alpha: float, test: McNemar) -> Int[np.ndarray, " rows"]:
     """The most items on the smaller side with which the test still rejects; −1 where it never does. By bisection."""
     from scipy.special import ndtri
@@ -399,6 +427,18 @@ def needs_both(p_none: float, p_again: float, alpha: float = 0.05) -> bool:
     """Whether an effect may be claimed: rejected against both runs of the same prompts; never with a missing p."""
     _shares(0.0, alpha)
     return p_of_both(p_none, p_again) <= alpha
+
+
+def change_verdict(
+    delta: float, p: float, equivalence: float | None, *, by_itself: float = 0.0, alpha: float = 0.05
+) -> ChangeVerdict:
+    """What a paired comparison says, at a p that is adjusted or not, and the p of its equivalence test (None or NaN: not tested).
+
+    `by_itself` is the A/A difference: a change no larger than that is no finding.
+    """
+    if p <= alpha and abs(delta) > abs(by_itself) + 1e-12:
+        return "rises" if delta > 0 else "drops"
+    return "equivalent" if equivalence is not None and equivalence <= alpha else "undecided"
 
 
 def split_items(ids: Sequence[str], share: float, seed: int) -> Bool[np.ndarray, " items"]:

@@ -234,6 +234,9 @@ class Measurement:
     why_no_arm: ClassVar[str] = ""  # follows the refusal, as in ": both prompts run in one forward"
     #: Whether `measure` runs the loaded model itself; ARM is then attached around it.
     runs_model: ClassVar[bool] = True
+    #: Whether the language-model head is read too, and whether `measure` attaches ARM by itself, because only some of its forwards take it.
+    reads_head: ClassVar[bool] = False
+    attaches_arm: ClassVar[bool] = False
     #: Fields that say how stored numbers are judged. They can be changed without a model.
     judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
     #: For a measurement without a page of its own: kinds of figures that its page shows, and tables that its summary holds.

@@ -402,11 +402,11 @@ def _check_where(workers: str) -> None:
 
 def _gpus_each(spec: StudySpec, asked: Workers) -> int:
     """GPUs of each worker: one, as many as vLLM divides a layer among, or as many as were asked for a model that is spread."""
-    divided = spec.accuracy.tensor_parallel if spec.accuracy is not None else None
+    table, divided = (spec.asks[0], spec.asks[1].tensor_parallel) if spec.asks is not None else ("", None)
     each = asked.gpus or divided or 1
     if divided is not None and each != divided:
         raise BadCluster(
-            f"--worker-gpus {each}, but accuracy.tensor_parallel = {divided} divides each layer among {divided}; leave --worker-gpus out"
+            f"--worker-gpus {each}, but {table}.tensor_parallel = {divided} divides each layer among {divided}; leave --worker-gpus out"
         )
     if each > 1 and divided is None and spec.device_map is None:
         raise BadCluster(

@@ -48,7 +48,8 @@ def conditions_of(spec: StudySpec) -> list[Condition]:
     names = list(dict.fromkeys(spec.conditions))
     if "none" not in names:
         names.insert(0, "none")
-    if spec.accuracy is not None and spec.accuracy.again and "none-again" not in names:
+    answers = spec.accuracy or spec.likelihood
+    if answers is not None and answers.again and "none-again" not in names:
         names.append("none-again")
     names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
     found = [condition_named(spec, name) for name in names]
@@ -95,7 +96,7 @@ def condition_named(spec: StudySpec, name: str) -> Condition:
     plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
     kind = table.kind or ("none" if plain else "repeat")
     own: dict[str, Any] = {
-        key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again")
+        key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again", "seed")
     }
     own["arm"] = table.arm.settings(spec.arm) if table.arm is not None else None
     if kind == "none":
@@ -117,4 +118,4 @@ def _built_in(spec: StudySpec) -> dict[str, ConditionTable]:
         "mless-arm": ConditionTable(kind="repeat", filler=spec.filler, arm=spec.arm),
     }
     answers = _ANSWERS_ONLY | {"masked-filler": ConditionTable(kind="repeat", filler=spec.filler, hidden=True)}
-    return built_in | (answers if spec.accuracy is not None else {})
+    return built_in | (answers if spec.accuracy is not None or spec.likelihood is not None else {})

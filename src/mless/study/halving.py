@@ -37,7 +37,7 @@ def measured(
         f"an undivided group; --set group_tokens={max(1, bench.group_tokens // 2)} makes all groups smaller"
     )
     for half in halves:
-        yield from measured(measurement, bench, Group(half, group.width), halved)
+        yield from measured(measurement, bench, Group(half, max(1, (group.width or len(left)) // 2)), halved)
 
 
 def class_of(measurement: Measurement) -> str:
@@ -89,7 +89,7 @@ def with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractCo
             f"{class_of(measurement)}.groups puts conditions with different ARM into one group ({mixed}); ARM is set once for a group, so each "
             "needs a group of its own"
         )
-    if settings is None:
+    if settings is None or measurement.attaches_arm:
         return nullcontext()
     here = tuple(layer for layer in settings.layers if layer <= bench.model.loaded_layers)
     if not here:

@@ -15,7 +15,7 @@ from mless.errors import BadFolder
 from mless.results.folder import GROUPED, SEALED, ResultFolder
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
-from mless.study.spec import StudySpec
+from mless.study.spec import LikelihoodTable, StudySpec
 from mless.values import Item
 
 if TYPE_CHECKING:
@@ -25,13 +25,20 @@ if TYPE_CHECKING:
 #: In study.json of a folder that was judged again: the format of the mless that measured its units.
 UNITS_FORMAT = "units_format"
 
-#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them.
+#: Settings of [accuracy] that say how answers are judged or fetched, and do not change them; [likelihood] has the latter too.
 ANALYSIS = ("k", "rules", "grader", "margin", "dev_share", "cluster_field")
 FETCHING = ("concurrency", "timeout", "retries")
+#: Fields of a table that do not change what is measured.
+_JUDGING = {
+    "accuracy": (*ANALYSIS, *FETCHING),
+    "likelihood": (*LikelihoodTable().judged(), *FETCHING),
+    "placebo": ("by",),
+    "dose": ("dev_share",),
+}
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
 #: What leads to the items; the items themselves are compared.
-_SELECTING = ("data", "question_field", "answer_field", "limit", "only")
+_SELECTING = ("data", "question_field", "answer_field", "solution_field", "limit", "only")
 
 #: What leads to where the layers lie; whether they are spread is compared once the model is loaded (`LoadedModel.kind`).
 _PLACING = ("device_map", "device_memory")
@@ -60,10 +67,11 @@ def default_folder(spec: StudySpec, label: str, judged_by: Sequence[str] = ()) -
     """
     left_out = ("model", "figure", "title", "primary", "device_memory", *judged_by)
     changed = {key: value for key, value in spec.changed().items() if key not in left_out}
-    if accuracy := changed.pop("accuracy", None):
-        written: dict[str, Any] = spec._as_written["accuracy"]  # pyright: ignore[reportPrivateUsage]
-        drawn = {k: v for k, v in accuracy.items() if k not in (*ANALYSIS, *FETCHING) and v != written[k]}
-        changed |= {"accuracy": drawn} if drawn else {}
+    for table, judging in _JUDGING.items():
+        if (own := changed.pop(table, None)) is not None:
+            written: dict[str, Any] = spec._as_written[table] or {}  # pyright: ignore[reportPrivateUsage]
+            drawn = {key: value for key, value in own.items() if key not in judging and value != written.get(key)}
+            changed |= {table: drawn} if drawn or not written else {}
     mark = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6] if changed else ""
     return Path("results") / "-".join(filter(None, [slug(spec.name), slug(label), mark]))
 
@@ -79,12 +87,17 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     fields = {
         key: digest(value)
         for key, value in spec.model_dump().items()
-        if key not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "primary")
+        if key
+        not in ("title", "model", "tokenizer", *_SELECTING, *_PLACING, "figure", "accuracy", "likelihood", "primary")
     }
     if spec.group_tokens is None:
         del fields["group_tokens"]  # what is then used is known once the model is loaded
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
-    unused += [key for key in ("activations", "affine", "tune", "measures", "options") if not getattr(spec, key)]
+    unused += [
+        key
+        for key in ("activations", "affine", "tune", "placebo", "dose", "measures", "options")
+        if not getattr(spec, key)
+    ]
     fields = {key: value for key, value in fields.items() if key not in unused}
     own = described.source.tokenizer if described is not None else None
     tokens = locate_tokenizer(spec.tokenizer) if spec.tokenizer else own
@@ -93,6 +106,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     files = [tokens / name for name in names] if tokens is not None else []
     tokenizer = digest([hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "" for file in files])
+    # Solutions and choices are no part of it, so that folders from before there were any go on; who measures them adds them.
     rows = digest([[item.id, item.question, item.answer] for item in items])
     return fields | {"model's weights": model, "tokenizer files": tokenizer, "data": rows}
 

@@ -25,6 +25,9 @@ from mless.study.spec import StudySpec
 #: What a study file must not set, because it may come from anyone. The user may set it on the command line.
 _TYPED_ONLY = {"trust_remote_code": "--trust-remote-code", "run_code": "--run-code"}
 
+#: Options of the command line that go into whichever of a study's tables names an engine.
+OF_AN_ENGINE = ("engine", "base_url")
+
 
 def available_studies() -> dict[str, StudySpec]:
     """The studies that come with the package, in reading order."""
@@ -38,18 +41,16 @@ def available_studies() -> dict[str, StudySpec]:
 
 
 def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequence[str] = ()) -> StudySpec:
-    """A study by name or TOML path; `changes` are fields by name, `sets` are ``key=value`` texts, which win."""
-    merged: dict[str, Any] = dict(changes or {})
-    for text in sets:
-        key, value = _read_set(text)
-        merged.pop(key, None)  # so that it is put last, and wins
-        merged[key] = value
+    """A study by name or TOML path; `changes` are fields by name (`engine` and `base_url`: of the table that has
+    them), `sets` are ``key=value`` texts, which win.
+    """
+    changes = dict(changes or {})
     path = Path(name)
     if path.suffix == ".toml":
         if not os.path.lexists(path):
             raise BadStudy(f"no study file {shown(name)}; `mless studies` lists those that come with mless")
         text = read_text(path, STUDY_BYTES, lambda message: BadStudy(f"study file {shown(name)} {message}"))
-        spec = _parse(text, name, merged)
+        spec = _parse(text, name, changes, sets)
         spec._source = name  # pyright: ignore[reportPrivateUsage]
         return spec
     entry = resources.files("mless") / "studies" / f"{name}.toml"
@@ -58,13 +59,19 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequen
         raise BadStudy(
             f"no study {shown(name)}{near(name, known)}; there are: {', '.join(known)}, or give a .toml file"
         )
-    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", merged)
+    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", changes, sets)
 
 
-def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
+def _parse(text: str, source: str, changes: Mapping[str, Any], sets: Sequence[str] = ()) -> StudySpec:
     fields = toml_of(text, lambda message: BadStudy(f"study {source} {message}"))
     fields.setdefault("name", Path(source).stem)
     as_written = validated(fields, source)
+    asks = as_written.asks[0] if as_written.asks is not None else "accuracy"
+    changes = {f"{asks}.{key}" if key in OF_AN_ENGINE else key: value for key, value in changes.items()}
+    for one in sets:
+        key, value = _read_set(one)
+        changes.pop(key, None)  # so that it is put last, and wins
+        changes[key] = value
     if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
         figure_spec(as_written)
     if as_written.accuracy is None and any(key.partition(".")[0] == "accuracy" for key in changes):
@@ -76,7 +83,8 @@ def _parse(text: str, source: str, changes: Mapping[str, Any]) -> StudySpec:
         _put(fields, key, value)
     spec = validated(fields, source)
     spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
-    spec._names_server = not {"accuracy", "accuracy.base_url"}.isdisjoint(changes)  # pyright: ignore[reportPrivateUsage]
+    places = [name for table in ("accuracy", "likelihood") for name in (table, f"{table}.base_url")]
+    spec._names_server = not set(places).isdisjoint(changes)  # pyright: ignore[reportPrivateUsage]
     return spec
 
 

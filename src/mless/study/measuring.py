@@ -83,7 +83,7 @@ def opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[B
         _check_arm_is_measured(measurement, conditions, layers)
     if job.for_figure:
         check_figure(spec, subject.layers or 0, subject.heads or 0)
-    weights = subject.fingerprint(layers or [1], head=not measurement.runs_model, progress=progress, anew=anew)
+    weights = subject.fingerprint(layers or [1], head=measurement.reads_head, progress=progress, anew=anew)
     identity = measurement.identity(identity_of(spec, subject.described, weights, items), items)
     folder = ResultFolder(job.out or default_folder(spec, subject.label, measurement.judged_by))
     bench = Bench(

@@ -96,6 +96,14 @@ def plan(
     }
 
 
+def is_likelihood(pilot: Path) -> bool:
+    """Whether a result folder holds log-probabilities, which are planned by how they vary."""
+    from mless.results.manifest import measured_in
+    from mless.results.reading import read_about
+
+    return measured_in(read_about(pilot)) == "likelihood"
+
+
 def plan_lines(found: Mapping[str, Any]) -> list[str]:
     """What `plan` found, in words, its main sentence first."""
     items, power, alpha = (found[key] for key in ("items", "power", "alpha"))

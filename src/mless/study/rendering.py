@@ -40,4 +40,4 @@ def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> W
         for rows in prompts.values():
             for prompt in rows:
                 check_prompt(subject.loaded, prompt)
-    return Written(kind, prompts, with_filler_ids(subject.tokenizer, bench.conditions))
+    return Written(kind, prompts, with_filler_ids(subject.tokenizer, bench.conditions, sentences))

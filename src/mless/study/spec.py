@@ -3,316 +3,87 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from mless import limits, tasks
-from mless.engines import ENGINES, Decoding
+from mless.engines import ENGINES
 from mless.errors import BadStudy
-from mless.limits import Limit
 from mless.prompting import SYSTEM_TEXT
-from mless.registry import Registry
-from mless.results.figure_kinds import FIGURES
 from mless.stats import Margins
+from mless.study.spec_tables import (
+    CALCULATOR,
+    COMPOSED,
+    CPU_GROUP,
+    FORBID,
+    GPU_GROUP,
+    GROUPS,
+    PROGRAMMER,
+    AccuracyTable,
+    ActivationsTable,
+    AffineTable,
+    ArmTable,
+    Conditions,
+    ConditionTable,
+    DoseTable,
+    EngineTable,
+    FigureTable,
+    Filler,
+    Length,
+    LikelihoodTable,
+    MarginTable,
+    Name,
+    Names,
+    PanelTable,
+    PlaceboTable,
+    Rows,
+    Seed,
+    Text,
+    TuneTable,
+    at_most,
+)
 from mless.values import (
-    USUAL_MARGIN,
-    ArmSettings,
     Item,
     Placement,
-    arm_settings,
     check_device_map,
     pick_item,
 )
 
-_FORBID = ConfigDict(
-    extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False
-)  # layers = 1 means "1"
+__all__ = [
+    "CALCULATOR",
+    "CPU_GROUP",
+    "GPU_GROUP",
+    "PROGRAMMER",
+    "AccuracyTable",
+    "ArmTable",
+    "ConditionTable",
+    "DoseTable",
+    "EngineTable",
+    "FigureTable",
+    "LikelihoodTable",
+    "MarginTable",
+    "PanelTable",
+    "PlaceboTable",
+    "StudySpec",
+    "TuneTable",
+]
 
-
-def _split_names(value: Any) -> Any:
-    """``none,mless``, as a command line has it."""
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
-def _split_numbers(value: Any) -> Any:
-    """``1,4,8``, as a command line has it, or a single number."""
-    if isinstance(value, str):
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        if not parts or not all(part.isdecimal() for part in parts):
-            raise ValueError("expected whole numbers, as 1,4,8")
-        return [int(part) for part in parts]
-    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _split_shares(value: Any) -> Any:
-    """``0.05,0.13``, as a command line has it, or a single number."""
-    if isinstance(value, str):
-        try:
-            return [float(part) for part in value.split(",") if part.strip()]
-        except ValueError:
-            raise ValueError("expected numbers, as 0.05,0.13") from None
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _at_most(limit: Limit) -> AfterValidator:
-    """A number, or the length of a text or list, within its limit."""
-
-    def check(value: Any) -> Any:
-        size = len(value) if isinstance(value, str | list | dict) else value
-        if size is not None and size > limit.value:
-            raise ValueError(f"expected {limit}")
-        return value
-
-    return AfterValidator(check)
-
-
-#: The system text of an accuracy study whose items are sums; all others get the published text.
-CALCULATOR = "You are a calculator. Reply with the result and nothing else."
-#: And of one whose items are answered with code.
-PROGRAMMER = "Complete the Python function. Reply with the whole function in one fenced code block."
-#: The most tokens that run at once unless given. A GPU needs more of them to be busy; on a CPU more would only make the steps longer.
-GPU_GROUP, CPU_GROUP = 8192, 2048
-_GROUPS = f"{GPU_GROUP:,} on a GPU, {CPU_GROUP:,} on a CPU"
-Names = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.DATA_ROWS)]
-Conditions = Annotated[list[str], BeforeValidator(_split_names), _at_most(limits.CONDITIONS)]
-Name = Annotated[str, _at_most(limits.NAME)]
-Text = Annotated[str, _at_most(limits.TEXT)]
-Filler = Annotated[str, _at_most(limits.FILLER_TEXT)]
-Length = Annotated[int, _at_most(limits.FILLER)]
-Samples = Annotated[int, _at_most(limits.SAMPLES)]
-Rows = Annotated[int, _at_most(limits.ROWS_AT_ONCE)]
-Seed = Annotated[int, _at_most(limits.SEED)]
-Shares = Annotated[list[float], BeforeValidator(_split_shares), _at_most(limits.CONDITIONS)]
-
-
-def _known(table: Registry[Any], name: str) -> None:
-    """Refuse a name that a table does not have, as pydantic wants it."""
-    try:
-        table.check(name)
-    except BadStudy as fault:
-        raise ValueError(str(fault)) from None
-
-
-class ArmTable(BaseModel):
-    """ARM's parameters: ``[arm]`` for the conditions arm and mless-arm, ``[condition.NAME.arm]`` for your own."""
-
-    model_config = _FORBID
-    preset: str | None = None  # a model of table 9; what is given beside it wins
-    variant: Literal["row-stable", "released", "paper"] | None = None  # whose scope and rule; row-stable unless given
-    c: float | None = None  # 0.13 where neither a preset nor a fraction is given
-    fraction: float | None = None
-    p_min: float | None = None
-    p_max: float | None = None
-    p1: float | None = None
-    layers: Annotated[list[int], BeforeValidator(_split_numbers)] | None = None  # numbered from 1
-    scope: Literal["token", "sequence", "tensor"] | None = None
-    rule: str | None = None  # a name in `arm_rules.ARM_RULES`
-    seed: Seed | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_an_unset_variant(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Without an unset variant, so that older folders still count as the same study."""
-        found: dict[str, Any] = inner(self)
-        return found if self.variant is not None else {key: value for key, value in found.items() if key != "variant"}
-
-    def settings(self, fallback: ArmTable | None = None) -> ArmSettings:
-        """Resolved settings, with `fallback`'s values for missing fields; bad values are refused by name."""
-        given = self.model_dump(exclude_none=True)
-        if fallback is not None:
-            base = fallback.model_dump(exclude_none=True)
-            # A preset replaces everything; a share given here replaces only the fallback's share.
-            own = (
-                ("preset", "c", "fraction", "p1", "p_min", "p_max", "layers")
-                if "preset" in given
-                else ("preset", "c", "fraction")
-            )
-            if {"preset", "c", "fraction"} & given.keys():
-                base = {key: value for key, value in base.items() if key not in own}
-            if "variant" in given:
-                base = {key: value for key, value in base.items() if key not in ("variant", "scope", "rule")}
-            given = base | given
-        return arm_settings(**given)
-
-
-class ActivationsTable(BaseModel):
-    """What is measured of activations: ``[activations]``. A study that has it measures activations and not attention."""
-
-    model_config = _FORBID
-
-
-class AffineTable(BaseModel):
-    """How attention outputs are compared: ``[affine]``. A study that has it measures the affine map and not received attention."""
-
-    model_config = _FORBID
-    tokens: Literal["after", "original"] = (
-        "after"  # original tokens after the filler, or all of them; those before it cannot move
-    )
-    holds: float = Field(default=0.9, gt=0, le=1)  # a form holds where the whole interval of its R² is at least this
-
-
-class TuneTable(BaseModel):
-    """Which of ARM's parameters are tried, and on what: ``[tune]``, in a study that has [accuracy]. ``[arm]`` is the grid's centre.
-
-    `c` and `fraction` are alternatives, so that each setting has one of them; they are crossed with `p1` and `layers`. `p_min` and `p_max`
-    are crossed with each other at the centre. A list that is empty means the centre's value.
-    """
-
-    model_config = _FORBID
-    c: Shares = []
-    fraction: Shares = []
-    p1: Shares = []
-    layers: Names = []  # alternatives: "1", "2", "1-3" and "1+5" are four of them
-    p_min: Shares = []
-    p_max: Shares = []
-    settings: Annotated[list[ArmTable], _at_most(limits.CONDITIONS)] = []  # further ones, each given in full
-    method: Literal["halving", "grid"] = "halving"
-    rungs: int = Field(default=3, ge=1, le=30)  # of halving; each has twice the dev items of the one before
-    dev_share: float = Field(default=0.5, gt=0, lt=1)  # of the items, to choose on
-    transfer: Names = []  # other data, on which the chosen setting is then tried
-
-
-class ConditionTable(BaseModel):
-    """A condition of your own: ``[condition.NAME]``."""
-
-    model_config = _FORBID
-    kind: str | None = None  # repeat; none where another system text or question is all there is
-    filler: Filler | None = None
-    length: Length | None = None
-    placement: Placement | None = None
-    hidden: bool = False
-    system: Text | None = None
-    question: Text | None = None
-    samples: Samples | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    again: bool = False
-    arm: ArmTable | None = None
-
-
-class PanelTable(BaseModel):
-    model_config = _FORBID
-    model: str
-    layer: int = 1
-    head: int
-
-
-class FigureTable(BaseModel):
-    """Which published figure the study is for: ``[figure]``."""
-
-    model_config = _FORBID
-    kind: str
-    panels: list[PanelTable] = []
-    models: Names = []  # published for these, where it has no panels that name them
-    conditions: Names = ["none", "mless"]
-    heads: str | None = None  # replaces the panels' heads: "2,5" or "most-shifted:3"
-    layers: str | None = None  # replaces the panels' layers
-    bars: str | None = None  # the accuracy study that makes the figure's other half
-
-    @model_validator(mode="after")
-    def _is_known(self) -> FigureTable:
-        _known(FIGURES, self.kind)
-        return self
-
-
-class MarginTable(BaseModel):
-    model_config = _FORBID
-    drop: float = Margins().drop
-    rise: float = Margins().rise
-    same: tuple[float, float] = Margins().same
-
-
-class AccuracyTable(BaseModel):
-    """How answers are drawn and judged: ``[accuracy]``. A study that has it measures answers and not attention."""
-
-    model_config = _FORBID
-    engine: str = "hf"
-    mode: Literal["row-stable", "batch-invariant"] = "row-stable"
-    slots: Rows | None = Field(
-        default=None, ge=1
-    )  # rows computed at once; results depend on it; chosen by device where not given
-    tensor_parallel: Annotated[int, _at_most(limits.GPUS)] | None = Field(
-        default=None, ge=1
-    )  # of vLLM: GPUs that each layer is divided among
-    max_new_tokens: Annotated[int, _at_most(limits.NEW_TOKENS)] = Field(default=256, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: Annotated[int, _at_most(limits.WIDTH)] = Field(default=0, ge=0)
-    samples: Samples = Field(default=1, ge=1)
-    again: bool = True  # run the A/A control, none-again, whether or not it is named among the conditions
-    stop: Annotated[list[str], _at_most(limits.CONDITIONS)] = []
-    k: Annotated[list[int], BeforeValidator(_split_numbers)] = [1]  # pass@k and maj@k
-    rules: Names | None = None  # answer extraction, first to last; the task's own where not given
-    grader: str = tasks.DEFAULT_GRADER  # what judges an answer against its reference
-    cluster_field: str | None = None  # items with the same value are related and count as one unit
-    margin: float = Field(
-        default=USUAL_MARGIN, gt=0, lt=1
-    )  # a change smaller than this would not matter (equivalence test)
-    dev_share: float = Field(default=0.0, ge=0, lt=1)  # share of the items that a choice between conditions is made on
-    script: str | None = None  # the scripted engine's file of answers
-    base_url: str | None = None  # the openai engine's server
-    concurrency: Annotated[int, _at_most(limits.CONNECTIONS)] = Field(default=8, ge=1)
-    timeout: Annotated[float, _at_most(limits.SECONDS)] = Field(default=120.0, gt=0)
-    retries: Annotated[int, _at_most(limits.RETRIES)] = Field(default=6, ge=0)
-
-    @model_validator(mode="after")
-    def _fits(self) -> AccuracyTable:
-        for k in self.k:
-            if not 1 <= k <= self.samples:
-                raise ValueError(
-                    f"k = {k}, but {self.samples} sample(s) are drawn per item; pass@k needs 1 ≤ k ≤ samples: --samples {max(k, 1)}, or a smaller k"
-                )
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError(
-                f"{self.samples} samples at temperature 0 are all the same answer; give --temperature, as 0.7, or --samples 1"
-            )
-        _known(ENGINES, self.engine)
-        if missing := ENGINES.get(self.engine).missing(self):
-            raise ValueError(missing)
-        if self.tensor_parallel is not None and not ENGINES.get(self.engine).takes_tensor_parallel:
-            raise ValueError(
-                f"tensor_parallel = {self.tensor_parallel} divides layers among GPUs, which the engine {self.engine} does not; use --engine vllm, or with "
-                "--engine hf --device-map auto, which gives whole layers to GPUs"
-            )
-        for table, names in ((tasks.EXTRACTION_RULES, self.rules or ()), (tasks.GRADERS, (self.grader,))):
-            for name in names:
-                _known(table, name)
-        return self
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether judging runs what the model wrote."""
-        return bool(getattr(tasks.GRADERS.get(self.grader), "runs_code", False))
-
-    def decoding(self, temperature: float | None = None) -> Decoding:
-        """How answers are drawn, at another temperature where a condition has its own."""
-        asked = self.temperature if temperature is None else temperature
-        return Decoding(self.max_new_tokens, asked, self.top_p, self.top_k, tuple(self.stop))
-
-    def known_before(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields that judge answers, without the usual grader: folders from before there were others must still count as judged."""
-        return {key: value for key, value in fields.items() if key != "grader" or value != tasks.DEFAULT_GRADER}
-
-
-#: Measurements with a table of their own in a study. `tune` comes first, because such a study has [accuracy] too.
-_WITH_A_TABLE = ("tune", "accuracy", "activations", "affine")
+#: Measurements with a table of their own in a study, the composed ones first.
+_WITH_A_TABLE = (*COMPOSED, "accuracy", "activations", "affine", "likelihood")
 
 
 class StudySpec(BaseModel):
     """Every field has a default and can be changed with ``--set field=value``."""
 
-    model_config = _FORBID
+    model_config = FORBID
     name: Name
     title: str = ""
     model: str = "smollm2"
@@ -320,7 +91,8 @@ class StudySpec(BaseModel):
     data: str = "bundled"
     question_field: str | None = None
     answer_field: str | None = None
-    limit: Annotated[int, _at_most(limits.ITEMS)] | None = Field(default=None, ge=1)
+    solution_field: str | None = None  # worked solutions; guessed unless given
+    limit: Annotated[int, at_most(limits.ITEMS)] | None = Field(default=None, ge=1)
     only: Names = []  # ids of the items to take; all unless given
     prompt: Literal["auto", "chat", "raw"] = "auto"
     system: Text = SYSTEM_TEXT
@@ -336,19 +108,22 @@ class StudySpec(BaseModel):
     seed: Seed = Field(default=0, ge=0)
     # Prompts that run at once, and the most tokens that these have together.
     batch_size: Rows | None = Field(default=None, ge=1, description="as many as `group_tokens` allows")
-    group_tokens: Length | None = Field(default=None, ge=1, description=_GROUPS)
+    group_tokens: Length | None = Field(default=None, ge=1, description=GROUPS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     device_map: Literal["auto"] | None = None  # layers over all GPUs, CPU memory and disk; on one device unless given
     device_memory: Name | None = None  # its bounds, as cuda:0=20GiB,cpu=60GiB,disk
     margins: MarginTable = MarginTable()
-    flips: Annotated[int, _at_most(limits.FLIPS)] = Field(default=100_000, ge=100_000)
+    flips: Annotated[int, at_most(limits.FLIPS)] = Field(default=100_000, ge=100_000)
     figure: FigureTable | None = None
     arm: ArmTable = ArmTable()
     accuracy: AccuracyTable | None = None
     activations: ActivationsTable | None = None
     affine: AffineTable | None = None
+    likelihood: LikelihoodTable | None = None
     tune: TuneTable | None = None
+    placebo: PlaceboTable | None = None
+    dose: DoseTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 
@@ -370,15 +145,23 @@ class StudySpec(BaseModel):
             return self.measures
         return next((name for name in _WITH_A_TABLE if getattr(self, name) is not None), "attention")
 
+    @property
+    def asks(self) -> tuple[str, EngineTable] | None:
+        """The table that names an engine, with its name; None where no engine computes."""
+        found = (("accuracy", self.accuracy), ("likelihood", self.likelihood))
+        return next(((name, table) for name, table in found if table is not None), None)
+
     @model_validator(mode="after")
     def _can_be_placed(self) -> StudySpec:
         try:
             check_device_map(self.device_map, self.device, self.device_memory)
         except BadStudy as fault:
             raise ValueError(str(fault)) from None
-        engine = self.accuracy.engine if self.accuracy is not None and self.device_map is not None else "hf"
+        asks = self.asks
+        engine = asks[1].engine if asks is not None and self.device_map is not None else "hf"
         if not ENGINES.get(engine).needs_loaded:
-            own = "divides it by --set accuracy.tensor_parallel=N" if engine == "vllm" else "is given no weights"
+            table = asks[0] if asks is not None else ""
+            own = f"divides it by --set {table}.tensor_parallel=N" if engine == "vllm" else "is given no weights"
             raise ValueError(
                 f"--device-map places what mless loads itself, and the engine {engine} {own}; leave --device-map out, or use --engine hf"
             )
@@ -396,7 +179,8 @@ class StudySpec(BaseModel):
 
     @model_validator(mode="after")
     def _measures_one_thing(self) -> StudySpec:
-        asked = [name for name in _WITH_A_TABLE if name != "tune" and getattr(self, name) is not None]
+        asked = [name for name in _WITH_A_TABLE if getattr(self, name) is not None]
+        asked = [name for name in asked if name not in COMPOSED.get(self.measured, ())]
         if self.measures is not None and asked:
             raise ValueError(f"measures = {self.measures!r} and [{asked[0]}] both say what is measured; leave one out")
         if self.measures in _WITH_A_TABLE:
@@ -461,6 +245,7 @@ class StudySpec(BaseModel):
             self.data,
             question_field=self.question_field,
             answer_field=self.answer_field,
+            solution_field=self.solution_field,
             limit=self.limit,
             seed=self.seed,
             cluster_field=self.accuracy.cluster_field if self.accuracy is not None else None,

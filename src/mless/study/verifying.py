@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 #: How an engine's promise begins that draws the same text again, whatever is drawn beside it.
 _SAME_TEXTS = ("same tokens", "exact", "vLLM's batch-invariant mode")
+#: Inner folders of composed studies of which a sample is computed again: of a tuning the test items alone.
+_SAMPLED = ("test", "likelihood", "accuracy")
 FORGERY = "Checksums find damage, not forgery: a person who changes numbers on purpose can write new checksums. Against that only computing again helps."
 
 
@@ -115,11 +117,11 @@ def verify(
     recomputed, why_not = None, "the folder is damaged"
     if not found.damaged:
         recomputed, why_not = _recompute(path, about, sample, Random(seed), progress, trust_remote_code)
-    # The answers of a tuning are in its inner folders; of one of them a sample is computed again.
+    # The numbers of a composed study are in its inner folders.
     inner = [
         verify(
             one,
-            sample=sample if one.name == "test" else 0,
+            sample=sample if one.name in _SAMPLED else 0,
             seed=seed,
             progress=progress,
             trust_remote_code=trust_remote_code,

@@ -147,6 +147,38 @@ def _joined(between: str) -> bool:
     return bool(_AND.fullmatch(plain)) and _TURNS.isdisjoint(plain.lower().split())
 
 
+def answer_begins(text: str) -> int | None:
+    """Where the answer of a worked solution begins: at the number's ``####``, else at the last box, else at the last ``####``.
+
+    Boxes that are one answer begin at the first of them, and a box in a box at the outer one.
+    """
+    if (number := hashes(text)).text is not None:
+        return text.rindex("####", 0, number.start)
+    if not (boxes := _boxes(text)):
+        return match.start() if (match := next(reversed(list(_HASHES.finditer(text))), None)) else None
+    first = boxes.pop()
+    while boxes and _joined(text[boxes[-1].end : first.begin]):
+        first = boxes.pop()
+    return _outermost(text, first.begin)
+
+
+def _outermost(text: str, begin: int) -> int:
+    """Where the outermost box begins that is still open at `begin`; else `begin`."""
+    open_boxes: list[int | None] = []
+    box_brace, box = -1, -1
+    for match in _BRACES.finditer(text, 0, begin):
+        sign = match[0]
+        if sign == "{":
+            open_boxes.append(box if match.start() == box_brace else None)
+        elif sign == "}":
+            if open_boxes:
+                open_boxes.pop()
+        elif sign.endswith(("boxed", "fbox")):
+            after = _SPACE.match(text, match.end())
+            box_brace, box = (after.end() if after else match.end()), match.start()
+    return next((one for one in open_boxes if one is not None), begin)
+
+
 # --- numbers ---
 
 # A digit of ASCII, or its full-width form as Chinese and Japanese text has it.

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from mless import gates, limits
 from mless.errors import BadData
 from mless.gates import kind_of as _kind
 from mless.gates import shown as _shown
+from mless.tasks.extracting import answer_begins
 from mless.tasks.generating import arithmetic
 from mless.tasks.grading.by_tests import PROBLEM_FIELDS
 from mless.values import Item
@@ -30,6 +31,8 @@ from mless.values import Item
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 QUESTION_FIELDS = ("question", "problem", "prompt")
 ANSWER_FIELDS = ("answer", "solution")
+SOLUTION_FIELDS = ("solution",)
+CHOICES_FIELDS = ("choices", "options")
 ID_FIELDS = ("id", "unique_id", "task_id", "item")
 MANIFEST = "manifest.json"
 
@@ -40,6 +43,15 @@ class _Row:
 
     place: str
     fields: Mapping[str, Any]
+
+
+class _Fields(NamedTuple):
+    """The fields that the user named; None where they are to be guessed."""
+
+    question: str | None
+    answer: str | None
+    solution: str | None
+    cluster: str | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ def load_items(
     *,
     question_field: str | None = None,
     answer_field: str | None = None,
+    solution_field: str | None = None,
     cluster_field: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -72,22 +85,24 @@ def load_items(
 
     `source` is a data file, ``bundled``, ``arithmetic[:difficulty[:count]]``, or a name in `data_folder` (by default
     the folder that the environment variable MLESS_DATA names). `limit` keeps the first items, after the whole file has been checked. `seed`
-    is for generated questions. Items with the same value in `cluster_field` are related.
+    is for generated questions. Items with the same value in `cluster_field` are related. `solution_field` holds worked solutions; where it is
+    not given they come from a field `solution` beside the answer's, or from an answer that ends in a box or ``####``, as GSM8K's do.
     """
     gates.check_count(limit, "limit", limits.ITEMS, BadData)
+    asked = _Fields(question_field, answer_field, solution_field, cluster_field)
     if source == "bundled":
-        name, items = "bundled", _items(_bundled_rows(), "bundled", question_field, answer_field, cluster_field)
+        name, items = "bundled", _items(_bundled_rows(), "bundled", asked)
     elif source == "arithmetic" or source.startswith("arithmetic:"):
-        if question_field or answer_field or cluster_field:
+        if any(asked):
             raise BadData(
-                "arithmetic is generated and has no fields; leave out --question-field, --answer-field and cluster_field"
+                "arithmetic is generated and has no fields; leave out --question-field, --answer-field, --solution-field and cluster_field"
             )
         name, items = _generated(source, seed)
     else:
         if data_folder is None and os.environ.get("MLESS_DATA"):
             data_folder = Path(os.environ["MLESS_DATA"])
         name, file = _find(source, data_folder)
-        items = _items(_rows(file), _shown(file.path), question_field, answer_field, cluster_field)
+        items = _items(_rows(file), _shown(file.path), asked)
     # A file name need not be valid Unicode; the task's name is written into tables, so it must be.
     return name.encode("utf-8", "replace").decode(), items[:limit]
 
@@ -344,55 +359,71 @@ def _refuse_repeated(names: list[str], where: str) -> None:
 # --- from rows to items ---
 
 
-def _items(
-    rows: list[_Row], where: str, question_field: str | None, answer_field: str | None, cluster_field: str | None
-) -> list[Item]:
+def _items(rows: list[_Row], where: str, asked: _Fields) -> list[Item]:
     # Fields are chosen once for the whole file: a row without a question must not use its `prompt` instead.
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
-    question_name = _choose((question_field,) if question_field is not None else QUESTION_FIELDS, names)
-    answer_name = _choose((answer_field,) if answer_field is not None else ANSWER_FIELDS, names)
-    id_name = _choose(ID_FIELDS, names)
+    found = _Fields(
+        _choose((asked.question,) if asked.question is not None else QUESTION_FIELDS, names),
+        _choose((asked.answer,) if asked.answer is not None else ANSWER_FIELDS, names),
+        _choose((asked.solution,) if asked.solution is not None else SOLUTION_FIELDS, names),
+        asked.cluster,
+    )
+    choices_name, id_name = _choose(CHOICES_FIELDS, names), _choose(ID_FIELDS, names)
 
     items: list[Item] = []
     places: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         at = f"{where} {row.place}"
-        if question_name is None or question_name not in row.fields:
-            wanted = question_name or question_field
-            raise BadData(
-                f"{at}: no field {_shown(wanted) if wanted is not None else ' or '.join(QUESTION_FIELDS)}; "
-                f"fields there: {_listed(row.fields)}; say --question-field NAME"
-            )
-        question = _question(row.fields[question_name], question_name, at)
-        if answer_field is not None and answer_name not in row.fields:
-            raise BadData(
-                f"{at}: no field {_shown(answer_field)}; fields there: {_listed(row.fields)}; say --answer-field NAME"
-            )
-        answer = (
-            _answer(row.fields.get(answer_name), answer_name, at) if answer_name is not None else _tests_of(row.fields)
-        )
+        _refuse_missing(row, found, asked, at)
         own_id = row.fields.get(id_name) if id_name is not None else None
         if isinstance(own_id, (dict, list)):
             raise BadData(f"{at}: {_shown(id_name)} is neither text nor number but {_kind(own_id)}; give a plain id")
         # CSV cannot tell an empty cell from none, so the empty text counts as none for every format.
         id = str(number) if own_id is None or own_id == "" else str(own_id)
-        cluster = row.fields.get(cluster_field) if cluster_field is not None else None
-        if cluster_field is not None and (cluster is None or isinstance(cluster, (dict, list))):
-            raise BadData(
-                f"{at}: no plain value in {_shown(cluster_field)}, which is to say what items are related; fields there: {_listed(row.fields)}"
-            )
-        item = Item(
-            id,
-            question,
-            answer,
-            None if cluster is None else str(cluster),
-        )
+        item = _item(id, row, found, asked, choices_name, at)
         _refuse_surrogates(item, at)
         if id in places:
             raise BadData(f"{where}: duplicate id {_shown(id)} in {places[id]} and {row.place}; ids must be unique")
         places[id] = row.place
         items.append(item)
     return items
+
+
+def _refuse_missing(row: _Row, found: _Fields, asked: _Fields, at: str) -> None:
+    """Refuse a row without its question, or without a field that the user named."""
+    for name, given, needed, option in (
+        (found.question, asked.question, True, "--question-field"),
+        (found.answer, asked.answer, asked.answer is not None, "--answer-field"),
+        (found.solution, asked.solution, asked.solution is not None, "--solution-field"),
+    ):
+        if needed and (name is None or name not in row.fields):
+            wanted = given if given is not None else name
+            raise BadData(
+                f"{at}: no field {_shown(wanted) if wanted is not None else ' or '.join(QUESTION_FIELDS)}; "
+                f"fields there: {_listed(row.fields)}; say {option} NAME"
+            )
+
+
+def _item(id: str, row: _Row, found: _Fields, asked: _Fields, choices_name: str | None, at: str) -> Item:
+    fields = row.fields
+    question = _question(fields[found.question or ""], found.question or "", at)
+    answer = _answer(fields.get(found.answer), found.answer, at) if found.answer is not None else _tests_of(fields)
+    cluster = fields.get(asked.cluster) if asked.cluster is not None else None
+    if asked.cluster is not None and (cluster is None or isinstance(cluster, (dict, list))):
+        raise BadData(
+            f"{at}: no plain value in {_shown(asked.cluster)}, which is to say what items are related; fields there: {_listed(fields)}"
+        )
+    beside = fields.get(found.solution) if found.solution is not None else None
+    if asked.solution is not None:
+        solution = _named_solution(beside, asked.solution, at)
+    else:
+        solution = _solution(beside if found.solution != found.answer else None, answer)
+    options = _options(fields.get(choices_name), choices_name, at) if choices_name is not None else None
+    right = None
+    if options is not None and found.answer is not None:
+        right = _right(fields.get(found.answer), options, found.answer, at)
+    choices = None if options is None else tuple(options.values())
+    return Item(id, question, answer, None if cluster is None else str(cluster), solution, choices, right)
 
 
 def _tests_of(fields: Mapping[str, Any]) -> str | None:
@@ -423,6 +454,95 @@ def _answer(value: Any, name: str, at: str) -> str | None:
     return str(value)
 
 
+# --- solutions ---
+
+# GSM8K's calculator marks, as <<16-3-4=9>>: a person does not write them.
+_CALCULATOR = re.compile(r"<<[^\n]*?>>")
+
+
+def _named_solution(value: Any, name: str, at: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise BadData(f"{at}: {_shown(name)} is not text but {_kind(value)}; say --solution-field NAME")
+    if value is not None and len(value) > limits.TEXT.value:
+        raise BadData(
+            f"{at}: {_shown(name)} has {len(value):,} characters; expected {limits.TEXT}; shorten it, or remove the row"
+        )
+    return _cleaned(value or "")
+
+
+def _solution(value: Any, answer: str | None) -> str | None:
+    """The text beside the answer, else the answer's own text where it works up to a box or ``####``."""
+    if isinstance(value, str) and len(value) <= limits.TEXT.value and value.strip():
+        return _cleaned(value)
+    begins = answer_begins(answer) if answer is not None else None
+    return _cleaned(answer) if answer is not None and begins is not None and answer[:begins].strip() else None
+
+
+def _cleaned(text: str) -> str | None:
+    # Elsewhere << may be part of a program or a formula.
+    return (_CALCULATOR.sub("", text) if "####" in text else text) if text.strip() else None
+
+
+# --- choices ---
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTER = re.compile(r"\(?([A-Za-z])[.):]?")
+
+
+def _options(value: Any, name: str, at: str) -> dict[str, str] | None:
+    """Label → text: of a list, of an object of labels and texts, or of one with the two lists `label` and `text`, as ARC has it.
+
+    None where there are no options, or only a text about them.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # as a cell of CSV has it
+        value = gates.json_of(value, _refusing(at), finite=False, where=_shown(name))
+    if value is None or isinstance(value, str) or value == [] or value == {}:
+        return None
+    labels: list[Any] | None = None
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value)
+        labels, value = list(pairs), list(pairs.values())
+        if set(pairs) == {"label", "text"} and all(isinstance(one, list) for one in pairs.values()):
+            labels, value = pairs["label"], pairs["text"]
+    texts = cast("list[Any]", value) if isinstance(value, list) else []
+    given = list(_LETTERS[: len(texts)]) if labels is None else [str(label) for label in labels]
+    if not 2 <= len(texts) <= len(_LETTERS) or len(given) != len(texts) or len(set(given)) < len(given):
+        raise BadData(
+            f"{at}: {_shown(name)} must be 2 to {len(_LETTERS)} texts, or as many different labels with a text each; found "
+            f"{_kind(value)}{f' of {len(texts)}' if texts else ''}; correct it, or rename the field"
+        )
+    for text in texts:
+        if isinstance(text, bool) or not isinstance(text, str | int | float | Decimal) or not str(text).strip():
+            raise BadData(
+                f"{at}: {_shown(name)} holds {_kind(text) if text != '' else 'an empty text'}, which is no option; write a text, or remove it"
+            )
+    return dict(zip(given, map(str, texts), strict=True))
+
+
+def _right(value: Any, options: Mapping[str, str], name: str, at: str) -> int | None:
+    """Which option an answer means, from 0: by its label, its text, its letter, or its number counted from 0."""
+    if value is None or value == "":
+        return None
+    said, labels, texts = str(value).strip(), list(options), list(options.values())
+    own = labels != list(_LETTERS[: len(labels)])  # 1, 2, 3 as labels are no numbers counted from 0
+    if own and said in options:
+        return labels.index(said)
+    found: set[int] = set()
+    if isinstance(value, str):
+        found |= {n for n, text in enumerate(texts) if text.strip() == said}
+        if letter := _LETTER.fullmatch(said):
+            found |= {n for n in [_LETTERS.index(letter[1].upper())] if n < len(texts)}
+    if not own and re.fullmatch("[0-9]{1,2}", said) and int(said) < len(texts):
+        found.add(int(said))
+    if len(found) != 1:
+        many = "fits several of them" if found else "is none of them"
+        raise BadData(
+            f"{at}: {_shown(name)} must say which option is right, by its letter (A to {_LETTERS[len(texts) - 1]}), its number (0 to "
+            f"{len(texts) - 1}) or its text; {_shown(said, 60)} {many}; correct it, or say --answer-field NAME"
+        )
+    return found.pop()
+
+
 def _choose(wanted: Iterable[str | None], names: list[str]) -> str | None:
     """The first wanted name that is there, in its own spelling before any other."""
     for want in wanted:
@@ -436,7 +556,7 @@ def _choose(wanted: Iterable[str | None], names: list[str]) -> str | None:
 
 def _refuse_surrogates(item: Item, at: str) -> None:
     # JSON can write half of a surrogate pair. No tokenizer or table takes it; replaced, it would be another question.
-    for text in (item.id, item.question, item.answer or ""):
+    for text in (item.id, item.question, item.answer or "", item.solution or "", *(item.choices or ())):
         if half := re.search("[\ud800-\udfff]", text):
             raise BadData(f"{at}: {half[0]!r} is half a character (a lone surrogate), not text; remove or replace it")
 

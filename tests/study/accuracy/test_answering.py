@@ -33,7 +33,7 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import ACCURACY, ANSWERS, REPLIES
 from mless.study import Outcome, load_study, run_study
 from mless.study.accuracy import judging
-from mless.study.accuracy.judging import judged, reference_of
+from mless.study.accuracy.judging import judged
 from mless.study.accuracy.measure import AccuracyMeasurement
 from mless.study.conditions import conditions_of
 from mless.study.identity import default_folder
@@ -993,7 +993,7 @@ def test_hidden_filler_does_what_shifted_positions_do(conditions: Path) -> None:
     ids=["gsm8k", "a worked solution", "a number", "a name"],
 )
 def test_the_reference_in_what_the_data_give(given: str, found: str) -> None:
-    assert reference_of(Item("1", "q", given)) == found
+    assert tasks.reference_of(Item("1", "q", given)) == found
 
 
 def replies(*given: tuple[str, str]) -> pa.Table:

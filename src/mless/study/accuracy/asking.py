@@ -64,7 +64,7 @@ def _of_prompt(spec: StudySpec, settings: AccuracyTable, condition: Condition, p
             shared=shared if shared >= _WORTH_SHARING and condition.arm is None else 0,
             arm=condition.arm,
             position_ids=prompt.position_ids,
-            hidden=_hidden(prompt),
+            hidden=prompt.hidden_filler,
         )
         for sample in range(samples_of(settings, condition))
     ]
@@ -91,11 +91,6 @@ def _seed(spec: StudySpec, condition: Condition, item: str, sample: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def _hidden(prompt: Prompt) -> tuple[int, int] | None:
-    filler = [span for span in prompt.spans if span.name == "filler"]
-    return (filler[0].start, filler[0].stop) if prompt.hidden and filler else None
-
-
 # ---- what is refused before anything is drawn ------------------------------------------------------------------------
 
 
@@ -118,16 +113,7 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
                 f"condition {condition.name!r} is none once more (again = true), so it cannot vote; take away its samples = {condition.samples}"
             )
     for condition in conditions:
-        if condition.arm is not None and not kind.takes_arm:
-            raise BadStudy(
-                f"condition {condition.name!r} changes the model's activations (ARM), which a server does not let us reach: it needs the weights; use "
-                "--engine hf or vllm, or leave the condition out"
-            )
-        if condition.arm is not None and condition.arm.scope not in kind.arm_scopes:
-            raise BadStudy(
-                f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
-                "use scope token here, or mless.arm around a generate of your own"
-            )
+        kind.check_arm(condition)
         samples = samples_of(settings, condition)
         if samples > 1 and settings.decoding(condition.temperature).greedy:
             raise BadStudy(

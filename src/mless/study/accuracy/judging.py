@@ -35,7 +35,7 @@ def judged(
     maker, by_tests = tasks.GRADERS.get(settings.grader), settings.runs_code
     rules: Sequence[tasks.Rule] = settings.rules or getattr(maker, "rules", None) or _rules_of(task)
     clusters = {item.id: item.cluster for item in items}
-    references = {item.id: (item.answer or "") if by_tests else reference_of(item) for item in items}
+    references = {item.id: (item.answer or "") if by_tests else tasks.reference_of(item) for item in items}
     asked: list[str] = replies.column("item").to_pylist()
     # One text at a time: all of them as Python's strings would be held beside the table.
     found = [tasks.extract(text.as_py(), rules) for text in replies.column("text")]
@@ -64,9 +64,3 @@ def judged(
 def _rules_of(task: str) -> tuple[tasks.Rule, ...]:
     """By the task's name; arithmetic-2 and gsm8k_test are arithmetic and gsm8k."""
     return next((rules for name, rules in tasks.TASK_RULES.items() if task.startswith(name)), tasks.DEFAULT_RULES)
-
-
-def reference_of(item: Item) -> str:
-    """The answer itself, where the data give a worked solution that ends in it (GSM8K's ``#### 18``)."""
-    answer = (item.answer or "").strip()
-    return tasks.extract(answer, ("hashes", "boxed")).text or answer

@@ -45,6 +45,7 @@ class AccuracyMeasurement(Measurement):
     sources = ("answers",)
     pairs_tokens = False
     runs_model = False
+    reads_head = True
     apart = True
     judged_by = ()  # no fields of the study's own, but of [accuracy]: see `analysis`
 

@@ -195,7 +195,7 @@ def _inner(spec: StudySpec, named: Mapping[str, ArmSettings], title: str, **chan
 
 def _on_other_data(spec: StudySpec, data: str) -> StudySpec:
     """`spec` about another task, whose fields and system text are its own unless a system text was asked for."""
-    fields = {"data": data, "question_field": None, "answer_field": None, "only": []}
+    fields = {"data": data, "question_field": None, "answer_field": None, "solution_field": None, "only": []}
     assert spec.accuracy is not None
     fields |= {"accuracy": spec.accuracy.model_copy(update={"cluster_field": None, "rules": None})}
     by_default = {CALCULATOR, StudySpec.model_fields["system"].default}

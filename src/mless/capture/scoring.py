@@ -1,0 +1,281 @@
+"""Log-probabilities of given texts after a prompt, and how the next-token distributions along the first text differ from another prompt's.
+
+No tensor of tokens × vocabulary is kept: states of the tokens that are asked about go through the model's own head a block at a time. A row's
+bits depend on its own tokens, on the row's padded length and on the number of rows, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from mless.capture.branching import Branches, BranchMask, own_rule
+from mless.capture.forwards import own_forward, sdpa_forward
+from mless.capture.seam import Call, attending
+from mless.errors import BadAttention, BadStudy
+from mless.models import LoadedModel
+
+#: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
+HEAD_BLOCK = 512
+#: A row of logits is filled up to a multiple of so many numbers, by tokens that are never drawn. (Not −∞: 0 · ∞ is no number.)
+_ALIGNED, _NEVER = 64, -1e30
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One row: what the model says of every token after the prompt."""
+
+    #: log p of each text's tokens, given what is before them on their way.
+    texts: tuple[Float64[np.ndarray, " _"], ...]
+    #: Of the distribution that each token of the first text is drawn from, in nats.
+    entropy: Float64[np.ndarray, " first"]
+    #: Against the distributions given as `against`; NaN where none were given. kl = Σ p log(p / q), where q is this row's.
+    kl: Float64[np.ndarray, " first"]
+    #: Whether both have the same most likely token; NaN where none were given.
+    agree: Float64[np.ndarray, " first"]
+    #: The states from which the first text's tokens are predicted.
+    states: Float[Tensor, "first width"]
+
+
+class Scorer:
+    """Reads log-probabilities from a model that was loaded with its head."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._decoder: nn.Module = model.model.get_decoder()
+        #: What the decoder returns.
+        self._kind: type[Any] = BaseModelOutputWithPast
+
+    def __call__(
+        self,
+        rows: Sequence[Branches],
+        against: Sequence[Float[Tensor, "_ width"] | None] | None = None,
+        *,
+        count: int | None = None,
+        length: int | None = None,
+        tell: Callable[[Int64[Tensor, "rows tokens"]], None] | None = None,
+    ) -> list[Scores]:
+        """One forward of the rows, filled up to `count` rows of `length` tokens. `tell` gets each token's place on its way, before it."""
+        against = against or [None] * len(rows)
+        with torch.inference_mode():
+            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell)
+            return self._read(rows, states, against)
+
+    # ---- from tokens to states
+
+    def _states(
+        self, rows: Sequence[Branches], count: int, length: int, tell: Callable[[Tensor], None] | None
+    ) -> Float[Tensor, "rows tokens width"]:
+        place = self._model.device
+        ids, positions, depth = (torch.zeros(count, length, dtype=torch.long) for _ in range(3))
+        # What fills up sees itself only.
+        end = torch.arange(1, length + 1).repeat(count, 1)
+        real = torch.zeros(count, length, dtype=torch.long)
+        real[:, 0] = 1  # a row of nothing but padding has no softmax
+        hidden = torch.zeros(count, 2, dtype=torch.long)
+        for at, row in enumerate(rows):
+            own = slice(0, len(row))
+            ids[at, own], positions[at, own] = torch.from_numpy(row.ids), torch.from_numpy(row.positions)
+            depth[at, own], end[at, own] = torch.from_numpy(row.depth), torch.from_numpy(row.end)
+            real[at, own] = 1
+            hidden[at] = torch.tensor(row.hidden or (0, 0))
+        given: dict[str, Any] = {}
+        branched = any(row.branched or row.hidden for row in rows)
+        if branched or any(row.prompt.position_ids is not None for row in rows):
+            given["position_ids"] = positions.to(place)
+        if tell is not None:
+            tell(depth.to(place))
+        seen = (end.to(place), depth.to(place), hidden.to(place) if bool(hidden.any()) else None)
+        with _seeing(self._model.model, *seen) if branched else nullcontext():
+            out = self._decoder(input_ids=ids.to(place), attention_mask=real.to(place), use_cache=False, **given)
+        self._kind = type(out)
+        return out.last_hidden_state
+
+    # ---- from states to numbers
+
+    def _read(
+        self,
+        rows: Sequence[Branches],
+        states: Float[Tensor, "rows tokens width"],
+        against: Sequence[Float[Tensor, "_ width"] | None],
+    ) -> list[Scores]:
+        length = states.shape[1]
+        asked = [_Asked(row, at * length) for at, row in enumerate(rows)]
+        firsts = sum(len(one.first) for one in asked)
+        # The states before the first texts' tokens, then all others: only the first are compared.
+        at = np.concatenate([*(one.first for one in asked), *(one.others for one in asked)])
+        flat = states.reshape(-1, states.shape[-1])
+        wanted = flat.index_select(0, torch.from_numpy(at).to(flat.device))
+        partners = _beside(asked, against, wanted)
+        place = np.zeros(len(rows) * length, np.int64)
+        place[at] = np.arange(len(at))
+        # Tokens in the order of the states that predict them.
+        state = np.concatenate([place[one.parents] for one in asked])
+        token = np.concatenate([row.ids[len(row.prompt) :] for row in rows])
+        order = np.argsort(state, kind="stable")
+        bounds = np.searchsorted(state[order], range(0, len(at) + HEAD_BLOCK, HEAD_BLOCK))
+        of_state, of_token = (torch.from_numpy(one[order]).to(flat.device) for one in (state, token))
+        logp: list[Tensor] = []
+        along: list[Tensor] = []
+        for number, (first, block) in enumerate(self._blocks(wanted)):
+            every = self._logits(block).log_softmax(-1)
+            here = slice(bounds[number], bounds[number + 1])
+            logp.append(every[of_state[here] - first, of_token[here]])
+            if first < firsts:
+                theirs = None if partners is None else self._filled(partners[first : first + len(block)], len(block))
+                along.append(self._compared(every, theirs))
+        # One copy from the device for all of it.
+        tokens = torch.cat(logp).double().cpu().numpy() if logp else np.empty(0)
+        in_rows = np.empty(len(tokens))
+        in_rows[order] = tokens
+        curves = torch.cat(along, dim=1)[:, :firsts].double().cpu().numpy() if along else np.empty((3, 0))
+        return list(_apart(rows, asked, states, against, in_rows, curves))
+
+    def _compared(
+        self, ours: Float[Tensor, "block vocabulary"], theirs: Float[Tensor, "_ width"] | None
+    ) -> Float[Tensor, "3 block"]:
+        """Entropy, distance and agreement of each distribution. Of the whole block: sums over another number of rows may have other bits."""
+        entropy = -(ours.exp() * ours).sum(-1)
+        if theirs is None:
+            return torch.stack([entropy, *[torch.full_like(entropy, torch.nan)] * 2])
+        known = self._logits(theirs).log_softmax(-1)
+        if len(known) < len(ours):  # on a CPU the last block is not filled up
+            known = torch.cat([known, ours[len(known) :]])
+        kl = (known.exp() * (known - ours)).sum(-1)
+        return torch.stack([entropy, kl, (known.argmax(-1) == ours.argmax(-1)).to(kl.dtype)])
+
+    def _blocks(self, states: Float[Tensor, "states width"]) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
+        for first in range(0, len(states), HEAD_BLOCK):
+            yield first, self._filled(states[first : first + HEAD_BLOCK], HEAD_BLOCK)
+
+    def _filled(self, states: Float[Tensor, "some width"], count: int) -> Float[Tensor, "block width"]:
+        """On a GPU so many states: products of another size may have other bits, and their number depends on the neighbours."""
+        if states.device.type == "cpu" or len(states) == count:
+            return states
+        return torch.cat([states, states.new_zeros(count - len(states), states.shape[1])])
+
+    def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
+        """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
+        with _answering(self._decoder, self._kind(last_hidden_state=states[None])):
+            ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
+            logits = self._model.model(input_ids=ids, use_cache=False).logits[0].float()
+        return logits if logits.device.type == "cpu" else _aligned(logits)
+
+
+def _aligned(logits: Float[Tensor, "block vocabulary"]) -> Float[Tensor, "block wider"]:
+    """Rows that begin at like addresses. A GPU sums a row in an order that depends on its address, and so on its place among others."""
+    missing = -logits.shape[1] % _ALIGNED
+    return torch.nn.functional.pad(logits, (0, missing), value=_NEVER) if missing else logits
+
+
+class _Asked:
+    """Which of a row's states predict what is asked about; places in the states of all rows, one after another."""
+
+    def __init__(self, row: Branches, offset: int) -> None:
+        self.parents = offset + row.parent[len(row.prompt) :]
+        self.path = row.paths[0] if row.paths else np.empty(0, np.int64)
+        self.first = offset + row.parent[self.path]
+        self.others = np.setdiff1d(self.parents, self.first)
+
+
+def _beside(
+    asked: Sequence[_Asked], against: Sequence[Tensor | None], wanted: Float[Tensor, "states width"]
+) -> Float[Tensor, "firsts width"] | None:
+    """The states to compare with, in the order of the first texts' own."""
+    if all(one is None for one in against):
+        return None
+    for row, one in zip(asked, against, strict=True):
+        if one is not None and len(one) != len(row.first):
+            raise BadStudy(
+                f"the first text has {len(row.first)} tokens, but is to be compared with one of {len(one)}; give the same text"
+            )
+    rows = [
+        wanted.new_zeros(len(row.first), wanted.shape[1]) if one is None else one.to(wanted.device)
+        for row, one in zip(asked, against, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def _apart(
+    rows: Sequence[Branches],
+    asked: Sequence[_Asked],
+    states: Float[Tensor, "rows tokens width"],
+    against: Sequence[Tensor | None],
+    logp: Float64[np.ndarray, " after"],
+    along: Float64[np.ndarray, "3 firsts"],
+) -> Iterator[Scores]:
+    """Each row's own numbers."""
+    token = first = 0
+    for at, (row, one) in enumerate(zip(rows, asked, strict=True)):
+        known = len(row.prompt)
+        own = logp[token : token + len(row) - known]
+        entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
+        token, first = token + len(own), first + len(one.first)
+        if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
+            raise BadAttention(
+                f"item {row.prompt.item!r}, condition {row.prompt.condition!r}: a log-probability is not finite (NaN or infinite); try --dtype float32, or "
+                "check the checkpoint"
+            )
+        nothing = np.full(len(one.first), np.nan)
+        compared = against[at] is not None
+        before = torch.from_numpy(row.parent[one.path]).to(states.device)
+        yield Scores(
+            tuple(own[path - known] for path in row.paths),
+            entropy,
+            kl if compared else nothing,
+            agree if compared else nothing,
+            states[at].index_select(0, before),
+        )
+
+
+@contextmanager
+def _seeing(
+    model: nn.Module,
+    end: Int64[Tensor, "rows tokens"],
+    depth: Int64[Tensor, "rows tokens"],
+    hidden: Int64[Tensor, "rows 2"] | None,
+) -> Generator[None]:
+    """Inside the block every token sees its own way only."""
+    made: dict[tuple[int, torch.device], tuple[Any, BranchMask]] = {}
+
+    def mask(call: Call) -> BranchMask:
+        own, place = own_rule(call), call.query.device
+        # The rule is kept beside the mask, so that its id is not given to another.
+        if (id(own), place) not in made:
+            there = None if hidden is None else hidden.to(place)
+            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own)
+        return made[id(own), place][1]
+
+    def attend(call: Call) -> Tensor:
+        seen = replace(call, mask=mask(call))
+        plain = all(call.score[name] is None for name in ("softcap", "sinks"))
+        return sdpa_forward(seen) if plain else own_forward(seen)
+
+    with attending(model, attend):
+        yield
+
+
+@contextmanager
+def _answering(decoder: nn.Module, answer: Any) -> Generator[None]:
+    """Inside the block the decoder returns this, whatever it is given."""
+    own = vars(decoder).get("forward")
+
+    def forward(*_: Any, **__: Any) -> Any:
+        return answer
+
+    decoder.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del decoder.forward
+        else:
+            decoder.forward = own

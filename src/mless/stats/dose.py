@@ -1,0 +1,212 @@
+"""How an effect depends on a dose: bands that hold for all doses at once, slope, peak, and the best dose on other items (docs/dose.md).
+
+A row is an item, a column a dose; every number is the item's difference from dose 0. Items with a value that is missing (NaN) are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+
+from mless.errors import BadData
+from mless.stats.intervals import mean_intervals, moments, reach_of, sample_skewness, student, tilt
+from mless.stats.shares import holm, sign_flip
+
+#: Random signs of the largest t: its 95 % quantile is then known to about 0.03.
+_SIGNS = 4_000
+#: Signs drawn at a time: 16 MiB, whatever the number of items.
+_SIGNS_AT_ONCE = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The mean over items of each item's slope over log2(1 + dose), dose 0 included: the change per doubling."""
+
+    value: float
+    lo: float
+    hi: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Whether some dose in between is better than none and than the largest dose. `dose` is the best one seen, 0 where there is none."""
+
+    dose: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestDose:
+    """The dose with the largest mean on dev items, and what it does to the others."""
+
+    dose: int
+    dev_items: int
+    dev: float
+    items: int
+    value: float
+    lo: float
+    hi: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class DoseCurve:
+    """Means by dose. `lo` and `hi` hold for one dose, `lo_all` and `hi_all` for all of them at once; `p_adjusted` is Holm's over the doses."""
+
+    n: int
+    mean: Float64[np.ndarray, " doses"]
+    lo: Float64[np.ndarray, " doses"]
+    hi: Float64[np.ndarray, " doses"]
+    lo_all: Float64[np.ndarray, " doses"]
+    hi_all: Float64[np.ndarray, " doses"]
+    skewed: Bool[np.ndarray, " doses"]
+    p: Float64[np.ndarray, " doses"]
+    p_adjusted: Float64[np.ndarray, " doses"]
+    slope: Slope
+    peak: Peak
+
+
+def dose_curve(
+    changes: Float[np.ndarray, "items doses"],
+    doses: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    level: float = 0.95,
+    flips: int = 100_000,
+) -> DoseCurve:
+    """The curve of one filler at one place. `doses` are above 0 and rise; dose 0 is the baseline."""
+    known = _complete(changes, doses)
+    found = mean_intervals(known, level)
+    lo_all, hi_all = simultaneous(known, rng, level)
+    p = sign_flip(known, rng, flips=flips, alpha=1 - level).p
+    slope = _slope(known, doses, rng, level, flips)
+    return DoseCurve(
+        len(known),
+        found.mean,
+        found.lo,
+        found.hi,
+        lo_all,
+        hi_all,
+        found.skewed,
+        p,
+        holm(p),
+        slope,
+        find_peak(known, doses, rng),
+    )
+
+
+def simultaneous(
+    values: Float64[np.ndarray, "items rows"], rng: np.random.Generator, level: float = 0.95
+) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+    """Limits for the means of all rows at once: the largest |t| under random signs of the items' deviations, then as in `mean_intervals`.
+
+    Neighbouring doses move together, so this is narrower than Bonferroni's, which supposes the worst. It is never narrower than for one row.
+    It covers 93 to 97 % in the simulations of the tests, but less where few items decide (`skewed`, fewer than 60 items).
+    """
+    mean, error, n, deviations = moments(values)
+    nothing = np.full(values.shape[1], np.nan)
+    if len(values) < 2:
+        return nothing, nothing.copy()
+    largest = _largest_t(deviations, rng, both_sides=True)
+    t = np.fmax(student(n, level), np.quantile(largest, level))
+    below, above = reach_of(tilt(sample_skewness(deviations, n), n), t)
+    return mean - below * error, mean + above * error
+
+
+def best_dose(
+    changes: Float[np.ndarray, "items doses"],
+    doses: Sequence[int],
+    dev: Bool[np.ndarray, " items"],
+    rng: np.random.Generator,
+    *,
+    level: float = 0.95,
+    flips: int = 100_000,
+) -> BestDose:
+    """The best dose of the dev items, judged on the others. One dose is judged there, so its p needs no correction for those tried."""
+    there = ~np.isnan(changes).any(axis=1)
+    chosen_on, judged_on = (changes[there & side].astype(np.float64) for side in (dev, ~dev))
+    if not len(chosen_on) or not len(judged_on):
+        return BestDose(0, len(chosen_on), math.nan, len(judged_on), *[math.nan] * 4)
+    means = chosen_on.mean(axis=0)
+    at = int(means.argmax())
+    mine = judged_on[:, [at]]
+    found = mean_intervals(mine, level)
+    p = float(sign_flip(mine, rng, flips=flips, alpha=1 - level).p[0])
+    numbers = float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p
+    return BestDose(doses[at], len(chosen_on), float(means[at]), len(judged_on), *numbers)
+
+
+def _slope(
+    known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator, level: float, flips: int
+) -> Slope:
+    x = np.log2(1 + np.array([0, *doses], np.float64))
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    each = (known @ weights[1:])[:, None]  # dose 0 adds 0: it is the baseline
+    found = mean_intervals(each, level)
+    p = float(sign_flip(each, rng, flips=flips, alpha=1 - level).p[0])
+    return Slope(float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p)
+
+
+def find_peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator) -> Peak:
+    """A dose in between has to be better than both ends, so the smaller of its two t counts; of these the largest is the statistic.
+
+    If no dose is better than both ends, each has at least one comparison without an effect. So the statistic is at most the largest t of
+    these, and p is the share of random signs whose largest t over all comparisons reaches it.
+    """
+    if len(known) < 2 or len(doses) < 2:
+        return Peak(0, math.nan)
+    inner = known[:, :-1]
+    both = np.concatenate([inner, inner - known[:, -1:]], axis=1)
+    mean, error, n, deviations = moments(both)
+    a = tilt(sample_skewness(deviations, n), n)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        t = mean / error
+        # Skewed items: as `intervals.tail_p` has it. Where nothing varies there is nothing to compare.
+        t = np.nan_to_num(np.fmin(t, t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6), nan=0.0, posinf=0.0, neginf=0.0)
+    smaller = np.minimum(*np.split(t, 2))
+    at = int(smaller.argmax())
+    if smaller[at] <= 0:
+        return Peak(0, 1.0)
+    largest = _largest_t(deviations, rng, both_sides=False)
+    return Peak(doses[at], float((1 + np.count_nonzero(largest >= smaller[at])) / (len(largest) + 1)))
+
+
+def _largest_t(
+    deviations: Float64[np.ndarray, "items rows"], rng: np.random.Generator, *, both_sides: bool
+) -> Float64[np.ndarray, " draws"]:
+    """The largest t over rows when every item's deviations keep or change their sign together."""
+    n = len(deviations)
+    squares = (deviations**2).sum(axis=0)
+    varies = squares > 0
+    if not varies.any():
+        return np.zeros(1)
+    used, squares = deviations[:, varies], squares[varies]
+    drawn: list[Float64[np.ndarray, " draws"]] = []
+    at_once = max(1, _SIGNS_AT_ONCE // n)
+    for start in range(0, _SIGNS, at_once):
+        signs = rng.integers(0, 2, (min(at_once, _SIGNS - start), n)) * 2.0 - 1
+        means = signs @ used / n
+        errors = np.sqrt(np.maximum(squares - n * means**2, 1e-30 * squares) / (n - 1) / n)
+        t = means / errors
+        drawn.append((np.abs(t) if both_sides else t).max(axis=1))
+    return np.concatenate(drawn)
+
+
+def _complete(changes: Float[np.ndarray, "items doses"], doses: Sequence[int]) -> Float64[np.ndarray, "some doses"]:
+    if len(doses) != changes.shape[1] or list(doses) != sorted(set(doses)) or (len(doses) and doses[0] < 1):
+        raise BadData(
+            f"doses: one for each of {changes.shape[1]} columns expected, above 0 and rising; got {', '.join(map(str, doses)) or 'none'}"
+        )
+    bad = np.argwhere(np.isinf(changes))
+    if len(bad):
+        item, at = bad[0]
+        raise BadData(
+            f"dose {doses[at]}, item {item + 1} (numbered from 1): the value is {changes[item, at]}, expected a finite number ({len(bad)} such); an "
+            "item without a value is to be NaN, which leaves it out"
+        )
+    return changes[~np.isnan(changes).any(axis=1)].astype(np.float64)

@@ -1,0 +1,200 @@
+"""A study made of inner studies, each in a folder of its own inside the result folder: what is run, when it is done, and what its items say."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from mless.errors import BadStudy, MlessError
+from mless.results.folder import ResultFolder
+from mless.results.nats import METRICS_OF_CHANGE
+from mless.study.bench import Composed, Job, Outcome, Run
+from mless.study.conditions import condition_named
+from mless.study.identity import (
+    OF_ATTENTION,
+    check_age,
+    check_same,
+    default_folder,
+    digest,
+    identity_of,
+    rerun_command,
+)
+from mless.study.loading import load_study
+from mless.study.measuring import manifest
+from mless.study.spec import AccuracyTable, LikelihoodTable, StudySpec
+from mless.study.subject import Subject
+from mless.values import Condition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Readout = Literal["likelihood", "accuracy"]
+
+#: Fields that an inner study does not take over as they are.
+_OF_THE_OUTER = frozenset(
+    "name title figure primary condition conditions accuracy likelihood placebo dose measures options".split()
+)
+
+#: A metric → each item's change against `none` under each condition; NaN where the item has no value.
+Changes = dict[str, Float64[np.ndarray, "items conditions"]]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Inner studies by the name of their folder, the conditions that study.json lists, and the tables made of the finished folders."""
+
+    inner: Mapping[str, StudySpec]
+    conditions: Sequence[Condition]
+    tables: Callable[[Mapping[str, ResultFolder]], Mapping[str, pa.Table]]
+    #: What stored numbers depend on beside the fields of every study, by name, and what only judges them.
+    measured: Mapping[str, Any]
+    judged: Any
+
+
+def opened(job: Job, *, weights: bool) -> Subject:
+    """The model with its tokenizer, so that much can be refused before anything is written."""
+    subject = Subject.open(job.spec, job.progress, weights=weights, trust_remote_code=job.trust_remote_code)
+    subject.load_tokenizer()
+    return subject
+
+
+def named_fillers(spec: StudySpec, names: Sequence[str], what: str) -> list[Condition]:
+    """The conditions of these names but `none` and its control; those that do anything else than insert a filler are refused."""
+    found = [condition_named(spec, name) for name in dict.fromkeys(names) if name not in ("none", "none-again")]
+    for one in found:
+        if not one.inserts:
+            raise BadStudy(f"{what}: condition {one.name!r} inserts nothing; name fillers, as mless, mful or random")
+        more = {"ARM": one.arm, "hidden filler": one.hidden, "a system text of its own": one.system}
+        more |= {
+            "a question of its own": one.question,
+            "several samples": one.samples,
+            "a temperature": one.temperature,
+        }
+        if has := [name for name, value in more.items() if value]:
+            raise BadStudy(
+                f"{what}: condition {one.name!r} has {has[0]}, so it is more than a filler and not compared with fillers; leave it out"
+            )
+    if not found:
+        raise BadStudy(f"{what}: no filler is named; name at least one, as mless")
+    return found
+
+
+def inner_spec(spec: StudySpec, readout: Readout, title: str, conditions: Sequence[Condition]) -> StudySpec:
+    """A study of `none` and these conditions by this readout, with everything else as in `spec`; its command makes its folder again."""
+    kept = {name for name in StudySpec.model_fields if getattr(spec, name) is not None} - _OF_THE_OUTER
+    settings = (
+        (spec.likelihood or LikelihoodTable()).model_dump()
+        if readout == "likelihood"
+        else (spec.accuracy or AccuracyTable()).model_dump() | {"dev_share": 0.0}
+    )
+    fields = spec.model_dump(include=kept) | {"title": title, readout: settings}
+    fields |= {"conditions": ["none", *(one.name for one in conditions)], "condition": _declared(conditions)}
+    if load_study(readout).figure is not None:
+        fields["figure"] = None
+    return load_study(readout, fields)
+
+
+def _declared(conditions: Sequence[Condition]) -> dict[str, dict[str, Any]]:
+    names = ("kind", "filler", "length", "placement", "seed")
+    return {
+        one.name: {name: getattr(one, name) for name in names if getattr(one, name) is not None} for one in conditions
+    }
+
+
+def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, made: Composition) -> Outcome:
+    """Run what is missing of the inner studies, make the tables, and write study.json last."""
+    spec = job.spec
+    task, items = job.items or spec.load_items()
+    weights = subject.fingerprint([subject.layers or 1], head=True, progress=job.progress)
+    found = identity_of(spec, subject.described, weights, items)
+    found |= {name: digest(value) for name, value in made.measured.items()}
+    identity = {key: value for key, value in found.items() if key not in OF_ATTENTION}
+    analysis = digest([made.judged, spec.flips, *(_settings(one) for one in made.inner.values())])
+    folder = ResultFolder(job.out or default_folder(spec, subject.label, measurement.judged_by))
+    stored = folder.about()
+    if stored is not None:
+        check_age(folder, stored)
+        check_same(folder, stored, identity)
+        same = stored.get("complete") and stored.get("analysis") == analysis
+        if same and folder.has_tables(measurement.tables):
+            folder.check_tables(measurement.tables, stored)
+            return Outcome(folder.path, 0, stored["units"], fresh=False)
+    else:
+        folder.check_free()
+    about = manifest(
+        job,
+        task=task,
+        items=items,
+        conditions=made.conditions,
+        identity=identity,
+        analysis=analysis,
+        model=subject.about(),
+        inner=list(made.inner),
+        command=rerun_command(spec, folder.path, job.trust_remote_code),
+    )
+    with folder.writing():
+        folder.write_manifest(about)
+        began, computed, units = time.monotonic(), 0, 0
+        for name, study in made.inner.items():
+            job.progress.say(f"{name}: {len(study.conditions)} conditions on {len(items)} items")
+            try:
+                outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))
+            except MlessError:
+                if stored is None and not any((folder.path / one / "study.json").exists() for one in made.inner):
+                    # Nothing was measured, so remove the folder; the inner run has released its lock.
+                    shutil.rmtree(folder.path / name, ignore_errors=True)
+                    folder.discard()
+                raise
+            computed, units = computed + outcome.computed, units + outcome.units
+        inner = {name: ResultFolder(folder.path / name) for name in made.inner}
+        for name, table in made.tables(inner).items():
+            folder.write_table(name, table)
+        timings = {"total_s": round(time.monotonic() - began, 2), "units_computed": computed}
+        # Last, because it says that everything else is there.
+        folder.write_manifest(about | _of_inner(inner) | {"units": units, "complete": True, "timings": timings})
+    return Outcome(folder.path, computed, units)
+
+
+def _settings(spec: StudySpec) -> Any:
+    accuracy = spec.accuracy and spec.accuracy.known_before(spec.accuracy.model_dump())
+    return [accuracy, spec.likelihood and spec.likelihood.model_dump()]
+
+
+def _of_inner(inner: Mapping[str, ResultFolder]) -> dict[str, Any]:
+    """What the inner folders say of the model and of the conditions; their control is among these."""
+    stored = [folder.about() or {} for folder in inner.values()]
+    names = ("engine", "model", "tokenizer", "prompt", "device", "implementations", "lacking")
+    found = {name: one[name] for one in reversed(stored) for name in names if one.get(name) is not None}
+    return found | {"conditions": stored[0]["conditions"]}
+
+
+def changes_in(inner: Mapping[str, ResultFolder], items: Sequence[str], conditions: Sequence[str]) -> Changes:
+    """Each item's change against `none` under each of these conditions, by metric in the order of pages."""
+    rows, columns = ({name: at for at, name in enumerate(names)} for names in (items, conditions))
+    found: Changes = {}
+    for name, folder in inner.items():
+        for metric, condition, item, change in _answered(folder) if name == "accuracy" else _scored(folder):
+            if condition in columns:
+                table = found.setdefault(metric, np.full((len(items), len(conditions)), np.nan))
+                table[rows[item], columns[condition]] = change
+    return {name: found[name] for name in METRICS_OF_CHANGE if name in found}
+
+
+def _scored(folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
+    table = folder.read_table("likelihood", columns=["metric", "condition", "item", "delta"])
+    yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+def _answered(folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
+    """The share of an item's samples that are right, minus the same under `none`."""
+    answers = folder.read_table("answers", columns=["condition", "item", "correct"])
+    means = answers.group_by(["condition", "item"]).aggregate([("correct", "mean")]).to_pylist()
+    none = {row["item"]: row["correct_mean"] for row in means if row["condition"] == "none"}
+    for row in means:
+        yield "pass@1", row["condition"], row["item"], row["correct_mean"] - none[row["item"]]

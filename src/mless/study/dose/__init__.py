@@ -1,0 +1,1 @@
+"""Fillers in many lengths and places: measure, tables, words."""

@@ -1,0 +1,1 @@
+"""Log-probabilities of reference solutions and answers: measure, tables, words."""

@@ -1,0 +1,419 @@
+"""A likelihood study: what a condition does to the log-probabilities of reference solutions and answers, item by item."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mless.errors import BadStudy
+from mless.results.schemas import (
+    CANDIDATES,
+    SCORES,
+    SOLUTION_TOKENS,
+    table_of_columns,
+    table_of_rows,
+    token_texts,
+)
+from mless.results.storing import Tables
+from mless.results.units import Expected
+from mless.study.bench import Bench, Group, Measurement, Progress, Unit
+from mless.study.identity import digest
+from mless.study.likelihood.asking import Asking
+from mless.study.likelihood.tables import write_effects
+from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
+from mless.study.likelihood.words import likelihood_lines, without_distributions
+from mless.study.spec import LikelihoodTable, StudySpec
+from mless.study.subject import Subject
+from mless.values import Condition, Item
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+    from mless.capture.branching import Branches
+    from mless.capture.scoring import Scorer, Scores
+    from mless.redistribution import ArmHandle
+
+#: Rows on a GPU are padded to one of these lengths: eight of them to a doubling, and multiples of the first.
+_STEP = 32
+#: Devices on which a row fills the machine by itself, so that it runs alone and needs no padding.
+ALONE = frozenset(("cpu",))
+#: Tokens that run at once on a GPU unless the study says it. Fewer than for other measurements: groups are always full, and the last one of each
+#: length mostly with nothing.
+_GPU_TOKENS = 4096
+#: Bytes of states of `none` that are kept to compare with.
+_KEPT = 4 << 30
+
+
+class LikelihoodMeasurement(Measurement):
+    """A unit is an item under one condition: the log-probability of every text that is scored after its prompt."""
+
+    doing = "likelihood"
+    unit_tables = ("scores", "tokens", "candidates")
+    merged = unit_tables
+    tables = ("prompts", *unit_tables, "likelihood", "effects")
+    sources = ("prompts", *unit_tables)
+    pairs_tokens = False
+    reads_head = True
+    attaches_arm = True
+    judged_by = ("margins", "flips")
+    figures = ("effects",)
+    summed_up = ("effects",)
+
+    def __init__(self, spec: StudySpec) -> None:
+        super().__init__(spec)
+        self.settings = spec.likelihood or LikelihoodTable()
+        self._texts: list[Texts] = []
+        #: The text of every token of a solution.
+        self._token_texts: dict[int, str] = {}
+        self._lacks: dict[str, int] = {}
+        #: How many tokens an item's texts have after its prompt, in one row.
+        self._after: list[int] = []
+        self._scorer: Scorer | None = None
+        #: Whether all texts of a prompt run in one row; found by `prove`.
+        self._together = True
+        self._alone = True
+        self._states: OrderedDict[int, Tensor] = OrderedDict()
+        #: The engine, where mless does not read the model itself.
+        self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
+
+    # ---- before anything is loaded
+
+    def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
+        for condition in conditions:
+            if condition.samples is not None or condition.temperature is not None:
+                raise BadStudy(
+                    f"condition {condition.name!r} draws answers, and likelihood reads those that are given; leave it out of --conditions, or use "
+                    "mless run accuracy"
+                )
+        if self._asking is not None:
+            self._asking.check(conditions)
+        if not any(item.answer or item.solution for item in items):
+            raise BadStudy(
+                f"likelihood needs items with an answer or a reference solution, and {self.spec.data} has neither; name their fields with --answer-field "
+                "and --solution-field"
+            )
+
+    def identity(self, found: dict[str, str], items: Sequence[Item]) -> dict[str, str]:
+        given = [[item.solution, item.choices] for item in items]
+        own = {"likelihood": digest(self.settings.measured()), "solutions": digest(given)}
+        return super().identity(found, items) | own
+
+    def analysis(self, items: Sequence[Item]) -> str:
+        return digest([self.spec.flips, self.settings.judged()])
+
+    def stored_analysis(self, about: Mapping[str, Any]) -> str:
+        return about.get("analysis", "")
+
+    def needs_weights(self) -> bool:
+        return self._asking is None or self._asking.needs_weights
+
+    # ---- with the model
+
+    def layers(self, subject: Subject) -> list[int]:
+        return list(range(1, (subject.layers or 0) + 1))
+
+    def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
+        if self._asking is not None:
+            self._asking.load(subject)
+        else:
+            subject.load(progress, head=True)
+
+    def prepare(self, bench: Bench) -> None:
+        assert bench.subject is not None
+        assert bench.prompts is not None
+        context = bench.subject.context
+        reach = [max(rows[number].reach for rows in bench.prompts.values()) for number in range(len(bench.items))]
+        # An engine draws a token after the text.
+        drawn = 0 if self._asking is None else self.settings.max_new_tokens
+        room = [None if context is None else context - one - drawn for one in reach]
+        self._texts, lacking = texts_of(
+            bench.task,
+            bench.items,
+            bench.subject.tokenizer,
+            system=bench.spec.system,
+            others=self.settings.others,
+            seed=bench.spec.seed,
+            room=room,
+            pool=_whole_task(bench),
+            distributions=self._asking is None,
+        )
+        self._token_texts = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
+        self._lacks = dict(lacking.lacks)
+        self._after = [distinct_tokens(texts.ids()) for texts in self._texts]
+        for line in lacking.lines(len(bench.items)):
+            bench.progress.say(line)
+        if self._asking is not None and any(texts.solution for texts in self._texts):
+            bench.progress.say(without_distributions(self.settings.engine))
+        if not any(self._texts):
+            raise BadStudy(f"nothing of {bench.task} can be scored: {'; '.join(lacking.lines(len(bench.items)))}")
+
+    def identity_loaded(self, bench: Bench) -> dict[str, str]:
+        found = super().identity_loaded(bench)
+        if "group tokens in use" in found:
+            found["group tokens in use"] = str(self._at_once(bench))
+        return {**found, "scored texts": digest([texts.ids() for texts in self._texts])}
+
+    def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
+        if self._asking is not None:
+            return self._asking.start(bench, self._texts)
+        from mless.capture.scoring import Scorer
+        from mless.models.experts import has_experts
+        from mless.proofs import prove_scores
+
+        self._scorer = Scorer(bench.model)
+        # Rows that choose the same expert share its products, so their number would change their bits.
+        self._alone = bench.model.device.type in ALONE or has_experts(bench.model.model)
+        none = bench.conditions[0]
+        first = next(unit for unit in bench.units() if unit.condition is none and self._texts[unit.number])
+        rows = self._rows(first), self._rows(first, together=False)
+        shape = None if self._alone else self._shape(bench, rows[0][0], None)
+        self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
+        self._together = self.proofs["texts"] == "in one row"
+        said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
+        bench.progress.say(
+            f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
+        )
+        return {"texts in use": self.proofs["texts"]}
+
+    @property
+    def implementations(self) -> dict[str, str | list[str]]:
+        return {"log-probabilities": self.settings.engine}
+
+    def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
+        super().resume(bench, stored)
+        if self._asking is not None:
+            self._asking.about = dict(stored.get("engine") or {})
+
+    def stop(self) -> None:
+        if self._asking is not None:
+            self._asking.stop()
+
+    # ---- which rows run together
+
+    def groups(self, bench: Bench, missing: Sequence[Unit]) -> Iterator[Group]:
+        """Rows of like length, of all conditions that run the model alike. The A/A control runs in another order, with other neighbours.
+
+        A row's bits do not depend on its neighbours, so what is missing may be grouped anew.
+        """
+        if self._asking is not None:
+            yield from self._asking.groups(bench, missing)
+            return
+        order: dict[Any, list[Unit]] = defaultdict(list)
+        again = [unit for unit in missing if unit.condition.again]
+        Random(f"{bench.spec.seed}/again").shuffle(again)
+        alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
+        for unit in (*(unit for unit in missing if not unit.condition.again), *again):
+            arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
+            # `none` comes first: the others are compared with it.
+            key = (unit.condition.again, arm, 0 if alone else self._padded(unit))
+            order[key].append(unit)
+        for (_, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
+            size = 1 if alone else max(1, self._at_once(bench) // length)
+            yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
+
+    def _at_once(self, bench: Bench) -> int:
+        return bench.spec.group_tokens or min(bench.group_tokens, _GPU_TOKENS)
+
+    def _padded(self, unit: Unit) -> int:
+        assert unit.prompt is not None
+        return padded(len(unit.prompt) + self._after[unit.number])
+
+    def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
+        """Rows × tokens of the forward that a row runs in, from the row alone."""
+        length = padded(len(row))
+        count = max(1, self._at_once(bench) // length)
+        return count if width is None else min(count, width), length
+
+    def _rows(self, unit: Unit, *, together: bool | None = None) -> list[Branches]:
+        """The unit's texts in one row, or in a row each; the solution comes first."""
+        from mless.capture.branching import branches
+
+        assert unit.prompt is not None
+        ids = self._texts[unit.number].ids()
+        if self._together if together is None else together:
+            return [branches(unit.prompt, ids)]
+        return [branches(unit.prompt, [one]) for one in ids]
+
+    # ---- scoring
+
+    def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
+        if self._asking is not None:
+            for unit, logp in self._asking.measure(bench, group, self._texts):
+                yield unit, partial(self._tables, bench, unit, logp, None)
+            return
+        none = bench.conditions[0]
+        units = [unit for unit in group.units if self._texts[unit.number]]
+        # What the group is compared with and nobody has kept runs first, in rows of its own.
+        needed = {unit.number for unit in units if unit.condition is not none and self._texts[unit.number].solution}
+        first = [
+            Unit(none, number, bench.prompts_of(none.name)[number]) for number in sorted(needed - self._states.keys())
+        ]
+        found = self._score(bench, first, group.width)
+        left = [unit for unit in units if unit.key not in found]
+        with self._armed(bench, group) as arm:
+            found |= self._score(bench, left, group.width, arm)
+        for unit in group.units:
+            scored = found.get(unit.key)
+            logp = None if scored is None else [text for one in scored for text in one.texts]
+            yield unit, partial(self._tables, bench, unit, logp, scored[0] if scored else None)
+
+    def _armed(self, bench: Bench, group: Group) -> AbstractContextManager[ArmHandle | None]:
+        settings = group.units[0].condition.arm
+        if settings is None:
+            return nullcontext()
+        from mless.redistribution import attached
+
+        return attached(bench.model.model, settings)
+
+    def _score(
+        self, bench: Bench, units: Sequence[Unit], width: int | None, arm: ArmHandle | None = None
+    ) -> dict[str, list[Scores]]:
+        """Every unit's rows, by the unit's name. States of `none` are kept."""
+        assert self._scorer is not None
+        # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
+        pooled = arm is not None and arm.settings.scope != "token"
+        alone = self._alone or pooled
+        batches: dict[tuple[int, int], list[tuple[Unit, int, Branches]]] = defaultdict(list)
+        for unit in units:
+            for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
+                shape = (1, len(row)) if alone else self._shape(bench, row, width)
+                batches[shape].append((unit, at, row))
+        found: dict[str, dict[int, Scores]] = defaultdict(dict)
+        for (count, length), some in batches.items():
+            for first in range(0, len(some), count):
+                batch = some[first : first + count]
+                against = [self._against(bench, unit, at) for unit, at, _ in batch]
+                tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
+                scored = self._scorer([row for *_, row in batch], against, count=count, length=length, tell=tell)
+                for (unit, at, _), one in zip(batch, scored, strict=True):
+                    found[unit.key][at] = one
+                    if at == 0 and unit.condition is bench.conditions[0]:
+                        self._keep(unit.number, one.states)
+        return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
+
+    def _telling(self, bench: Bench, arm: ArmHandle, units: Sequence[Unit], count: int) -> Callable[[Tensor], None]:
+        """ARM draws by a token's place in its own text, and by the item."""
+        import torch
+
+        items = [bench.items[unit.number].id for unit in units]
+        seeds = torch.tensor([arm_seed(item, arm.settings.seed) for item in items] + [0] * (count - len(items)))
+
+        def tell(places: Tensor) -> None:
+            arm.rows(seeds=seeds.to(places.device), positions=places)
+
+        return tell
+
+    def _against(self, bench: Bench, unit: Unit, number: int) -> Tensor | None:
+        if number or unit.condition is bench.conditions[0] or not self._texts[unit.number].solution:
+            return None
+        return self._states[unit.number]
+
+    def _keep(self, number: int, states: Tensor) -> None:
+        self._states[number] = states
+        self._states.move_to_end(number)
+        size = states.numel() * states.element_size()
+        while len(self._states) > max(1, _KEPT // max(1, size)):
+            self._states.popitem(last=False)
+
+    def _tables(
+        self, bench: Bench, unit: Unit, scored: Sequence[np.ndarray] | None, first: Scores | None
+    ) -> Mapping[str, pa.Table]:
+        """`scored` is log p by text, None where there are no texts; `first` has the distributions along the solution, where they are known."""
+        texts, logp = self._texts[unit.number], scored or []
+        names = {**bench.names, "condition": unit.condition.name, "item": bench.items[unit.number].id}
+        n = len(texts.solution)
+        along = self._along(first, n, plain=unit.condition is bench.conditions[0])
+        values = values_of(texts, logp, along) if scored else {}
+        rows = [{**names, "metric": name, "value": value, "n_tokens": many} for name, (value, many) in values.items()]
+        solution = logp[0] if scored else np.empty(0)
+        columns = {
+            **names,
+            "position": np.arange(n),
+            "token": np.array(texts.solution, np.int64),
+            "text": [self._token_texts[token] for token in texts.solution],
+            "logp": solution,
+            **along,
+        }
+        after = len(logp) - len(list(texts.candidates()))
+        candidates = [
+            {**names, "number": at, "role": role, "text": text, "logp": float(one.sum()), "n_tokens": len(ids)}
+            for at, ((role, text, ids), one) in enumerate(
+                zip(texts.candidates(), logp[after:], strict=True) if scored else ()
+            )
+        ]
+        return {
+            "scores": table_of_rows(rows, SCORES),
+            "tokens": table_of_columns(columns, SOLUTION_TOKENS, n),
+            "candidates": table_of_rows(candidates, CANDIDATES),
+        }
+
+    def _along(self, first: Scores | None, n: int, *, plain: bool) -> dict[str, np.ndarray]:
+        """Entropy of each distribution along the solution, and how far it is from `none`'s; NaN where distributions are not known."""
+        if first is None:
+            return {name: np.full(n, np.nan) for name in ("entropy", "kl", "agree")}
+        return {
+            "entropy": first.entropy,
+            "kl": np.zeros(n) if plain else first.kl,
+            "agree": np.ones(n) if plain else first.agree,
+        }
+
+    def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
+        texts = self._texts[unit.number]
+        places: dict[str, Sequence[object]]
+        if table == "scores":
+            places = {"metric": texts.metrics}
+        elif table == "tokens":
+            places = {"position": range(len(texts.solution)), "token": texts.solution}
+        else:
+            candidates = list(texts.candidates())
+            places = {
+                "number": range(len(candidates)),
+                "role": [role for role, _, _ in candidates],
+                "text": [text for _, text, _ in candidates],
+            }
+        return Expected(bench.texts_of(unit), places)
+
+    # ---- what is made of it
+
+    def finish(self, bench: Bench) -> None:
+        write_effects(bench, self.settings)
+
+    def about(self, bench: Bench) -> dict[str, Any]:
+        found = super().about(bench)
+        grouped = {"group_tokens": self._at_once(bench)} if "group_tokens" in found else {}
+        own = {**found, **grouped, "lacking": self._lacks}
+        if self._asking is None:
+            return own
+        engine = self._asking.about
+        return own | {"engine": dict(engine), "device": {"kind": engine.get("device"), "dtype": engine.get("dtype")}}
+
+    @classmethod
+    def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
+        return likelihood_lines(path)
+
+
+def _whole_task(bench: Bench) -> list[Item]:
+    """All items of the data, so that others' answers do not depend on how many items are scored; only these where they came from elsewhere."""
+    _, every = bench.spec.model_copy(update={"limit": None, "only": []}).load_items()
+    there = {item.id: item for item in every}
+    return every if all(there.get(item.id) == item for item in bench.items) else bench.items
+
+
+def padded(length: int) -> int:
+    """The next of the usual lengths: multiples of 32, and from 512 on eight of them to a doubling."""
+    step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
+    return -(-length // step) * step
+
+
+def arm_seed(item: str, seed: int) -> int:
+    """What ARM draws differs from item to item, and is the same in every run."""
+    return zlib.crc32(item.encode(errors="surrogatepass")) ^ ((seed << 32) & ((1 << 62) - 1))

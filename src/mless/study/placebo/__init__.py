@@ -1,0 +1,1 @@
+"""Named fillers among arbitrary edits of the same length at the same place: measure, tables, words."""

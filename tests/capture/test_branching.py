@@ -1,0 +1,54 @@
+"""A prompt with several texts after it: who follows whom, and who sees whom."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mless.capture.branching import branches
+from tiny import prompt_of
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6)
+
+
+@given(prompt=st.integers(1, 4), texts=TEXTS)
+def test_each_text_is_found_on_its_way_and_beginnings_are_there_once(prompt: int, texts: list[list[int]]) -> None:
+    row = branches(prompt_of(("question", prompt)), texts)
+    for text, path in zip(texts, row.paths, strict=True):
+        assert row.ids[path].tolist() == text
+        assert row.parent[path].tolist() == [prompt - 1, *path[:-1]][: len(text)]
+        assert row.depth[path].tolist() == list(range(prompt, prompt + len(text)))
+    beginnings = {tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)}
+    assert len(row) == prompt + len(beginnings)
+
+
+@given(prompt=st.integers(1, 4), texts=TEXTS)
+def test_a_token_sees_its_own_way_and_nothing_else(prompt: int, texts: list[list[int]]) -> None:
+    row = branches(prompt_of(("question", prompt)), texts)
+    for token in range(len(row)):
+        way, at = set[int](), token
+        while at >= 0:
+            way.add(at)
+            at = int(row.parent[at])
+        assert {other for other in range(len(row)) if other <= token < row.end[other]} == way
+
+
+def test_one_text_is_no_branch() -> None:
+    assert not branches(prompt_of(("question", 3)), [[1, 2], [1]]).branched
+    assert branches(prompt_of(("question", 3)), [[1, 2], [2]]).branched
+
+
+def test_a_text_longer_than_pythons_stack() -> None:
+    text = list(range(5000))
+    row = branches(prompt_of(("question", 1)), [text, [7]])
+    assert row.ids[row.paths[0]].tolist() == text
+
+
+def test_positions_go_on_from_the_prompts_own() -> None:
+    from dataclasses import replace
+
+    prompt = replace(prompt_of(("question", 3)), position_ids=(0, 10, 11))
+    row = branches(prompt, [[5, 6], [7]])
+    assert row.positions.tolist() == [0, 10, 11, 12, 13, 12]
+    assert np.array_equal(branches(prompt_of(("question", 3)), [[5, 6], [7]]).positions, [0, 1, 2, 3, 4, 3])

@@ -1,0 +1,176 @@
+"""Dose curves: bands that cover all doses at once, slope, peak and the best dose, against slow ways and by simulation.
+
+The rates are those that the simulations print; CONTRIBUTING.md says how to run one test.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mless.errors import BadData
+from mless.stats.dose import best_dose, dose_curve, find_peak, simultaneous
+from mless.stats.intervals import mean_intervals
+from mless.stats.shares import sign_flip
+
+DOSES = (1, 2, 4, 8, 16, 32, 63, 126, 251, 501, 1000)
+FLAT = np.zeros(len(DOSES))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def items_of(
+    draw: np.random.Generator, n: int, means: np.ndarray, shape: str = "normal", alike: float = 0.7
+) -> np.ndarray:
+    """Items whose doses have something in common; `skewed`: a few items change much more than the others."""
+    common, own = draw.normal(size=(n, 1)), draw.normal(size=(n, len(means)))
+    noise = math.sqrt(alike) * common + math.sqrt(1 - alike) * own
+    if shape == "skewed":
+        noise = (np.exp(0.8 * noise) - math.exp(0.32)) / 1.4
+    return means + noise
+
+
+# ---- against slow ways ---------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_every_dose_by_itself_and_a_wider_band_around_it() -> None:
+    changes = items_of(rng(1), 40, np.linspace(0, 1, len(DOSES)))
+    changes[3, 2] = np.nan
+    curve = dose_curve(changes, DOSES, rng())
+    known = np.delete(changes, 3, axis=0)
+    found = mean_intervals(known)
+    assert curve.n == 39
+    assert np.array_equal(curve.mean, found.mean)
+    assert np.array_equal(curve.lo, found.lo)
+    assert (curve.lo_all < curve.lo).all()
+    assert (curve.hi_all > curve.hi).all()
+    bonferroni = mean_intervals(known, 1 - 0.05 / len(DOSES))
+    assert (curve.lo_all > bonferroni.lo).all()
+    assert (curve.hi_all < bonferroni.hi).all()
+    exact = sign_flip(known, rng())
+    assert curve.p == pytest.approx(exact.p, abs=0.01)
+    assert (curve.p_adjusted >= curve.p).all()
+
+
+def test_a_slope_is_the_mean_of_every_items_own_line() -> None:
+    changes = items_of(rng(2), 20, 0.3 * np.log2(1 + np.array(DOSES)))
+    x = np.log2(1 + np.array([0, *DOSES]))
+    each = [np.polyfit(x, [0.0, *row], 1)[0] for row in changes]
+    slope = dose_curve(changes, DOSES, rng()).slope
+    assert slope.value == pytest.approx(np.mean(each))
+    expected = mean_intervals(np.array(each)[:, None])
+    assert (slope.lo, slope.hi) == pytest.approx((expected.lo[0], expected.hi[0]))
+    assert slope.lo < 0.3 < slope.hi
+    assert slope.p < 1e-4
+
+
+def test_a_peak_is_a_dose_that_beats_both_ends() -> None:
+    hump = np.array([0, 0, 0.5, 2, 2, 0.5, 0, 0, 0, 0, 0])
+    found = dose_curve(items_of(rng(3), 60, hump), DOSES, rng()).peak
+    assert found.dose in (8, 16)
+    assert found.p < 0.001
+    # a curve that rises and stays there has no peak, and one that only falls none either
+    for means in (np.minimum(np.arange(11) / 4, 1.0), -np.arange(11) / 10):
+        assert dose_curve(items_of(rng(4), 60, means), DOSES, rng()).peak.p > 0.05
+
+
+def test_the_best_dose_is_chosen_on_dev_items_and_judged_on_the_others() -> None:
+    changes = items_of(rng(5), 50, FLAT)
+    dev = np.arange(50) < 20
+    changes[:20, 4] += 3
+    changes[7, 0] = np.nan
+    found = best_dose(changes, DOSES, dev, rng())
+    assert (found.dose, found.dev_items, found.items) == (16, 19, 30)
+    assert found.value == pytest.approx(changes[20:, 4].mean())
+    assert found.dev == pytest.approx(changes[:20, 4][np.arange(20) != 7].mean())
+    assert math.isnan(best_dose(changes[:20], DOSES, dev[:20], rng()).value)
+
+
+def test_few_items_and_items_that_do_not_vary() -> None:
+    one = dose_curve(np.ones((1, 2)), (1, 2), rng())
+    assert np.isnan(one.lo_all).all()
+    assert math.isnan(one.peak.p)
+    same = dose_curve(np.zeros((5, 3)), (1, 2, 3), rng())
+    assert (same.lo_all == 0).all()
+    assert (same.hi_all == 0).all()
+    assert (same.peak.p, same.peak.dose) == (1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "doses", "message"),
+    [
+        (np.zeros((3, 2)), (1,), r"doses: one for each of 2 columns expected, above 0 and rising; got 1"),
+        (np.zeros((3, 2)), (2, 1), r"above 0 and rising; got 2, 1"),
+        (np.zeros((3, 2)), (0, 1), r"above 0 and rising; got 0, 1"),
+        (np.array([[0.0, np.inf]]), (1, 2), r"dose 2, item 1 \(numbered from 1\): the value is inf"),
+    ],
+)
+def test_what_is_no_curve_is_refused(changes: np.ndarray, doses: tuple[int, ...], message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        dose_curve(changes, doses, rng())
+
+
+# ---- calibrated by simulation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "least"), [("normal", 24, 0.94), ("normal", 100, 0.93), ("skewed", 60, 0.91), ("skewed", 100, 0.92)]
+)
+def test_the_band_covers_all_doses_at_once(shape: str, n: int, least: float) -> None:
+    draw, covered, alone, sets = rng(n), 0, 0, 500
+    means = np.linspace(-1, 1, len(DOSES))
+    for _ in range(sets):
+        values = items_of(draw, n, means, shape)
+        lo, hi = simultaneous(values, draw)
+        covered += bool(((lo <= means) & (means <= hi)).all())
+        single = mean_intervals(values)
+        alone += bool(((single.lo <= means) & (means <= single.hi)).all())
+    print(f"{shape}, {n} items: the band covers {covered / sets:.3f}, intervals of one dose {alone / sets:.3f}")
+    assert least <= covered / sets <= 0.98
+    assert alone / sets < covered / sets - 0.02
+
+
+def test_few_skewed_items_are_covered_less_and_marked() -> None:
+    draw, covered, marked, sets = rng(24), 0, 0, 500
+    for _ in range(sets):
+        values = items_of(draw, 24, FLAT, "skewed")
+        lo, hi = simultaneous(values, draw)
+        covered += bool(((lo <= 0) & (hi >= 0)).all())
+        marked += bool(mean_intervals(values).skewed.any())
+    print(f"24 skewed items: the band covers {covered / sets:.3f}; marked are {marked / sets:.3f}")
+    assert 0.84 <= covered / sets < 0.95
+    assert marked / sets > 0.9
+
+
+@pytest.mark.parametrize("shape", ["normal", "skewed"])
+@pytest.mark.parametrize("truth", ["flat", "saturates", "falls after none"])
+def test_a_peak_is_not_found_where_there_is_none(shape: str, truth: str) -> None:
+    """A flat curve; one whose plateau is as good as its end; one that none itself is the best of."""
+    means = {"flat": FLAT, "saturates": np.minimum(np.arange(11) / 5, 1.0), "falls after none": -0.1 * np.arange(11)}[
+        truth
+    ]
+    draw, sets = rng(7), 500
+    found = [find_peak(items_of(draw, 40, means, shape), DOSES, draw).p for _ in range(sets)]
+    rate = float(np.mean(np.array(found) <= 0.05))
+    print(f"{truth}, {shape}: a peak is claimed in {rate:.3f}")
+    assert rate <= 0.07
+
+
+def test_the_chosen_dose_is_judged_without_flattery() -> None:
+    """On noise the dev items' own interval misses 0 too often, and the other items' does not."""
+    draw, sets = rng(8), 500
+    dev = np.arange(60) % 2 == 0
+    missed, flattered = 0, 0
+    for _ in range(sets):
+        values = items_of(draw, 60, FLAT, alike=0.3)
+        found = best_dose(values, DOSES, dev, draw, flips=100_000)
+        missed += not found.lo <= 0 <= found.hi
+        mine = mean_intervals(values[dev][:, [DOSES.index(found.dose)]])
+        flattered += not mine.lo[0] <= 0 <= mine.hi[0]
+    print(f"the other items' interval misses 0 in {missed / sets:.3f}, that of the dev items in {flattered / sets:.3f}")
+    assert 0.03 <= missed / sets <= 0.07
+    assert flattered / sets > 0.15
