@@ -27,7 +27,7 @@ from mless.results.schemas import (
 )
 from mless.stats.effects import paired_effects
 from mless.study.accuracy.tables import accuracy_table
-from mless.study.likelihood.tables import DESCRIBED, margin_of
+from mless.study.likelihood.tables import DESCRIBED
 from mless.study.spec import AccuracyTable, LikelihoodTable
 from mless.values import ArmSettings, Condition
 
@@ -452,10 +452,10 @@ def write_likelihood(
                 tables["scores"].append(row)
                 tables["likelihood"].append({**row, "delta": value - values[metric]["none"][place]})
     effects = [
-        {"model": label, "task": task, "condition": one, "metric": metric, "margin": margin_of(settings, metric), **asdict(effect)}
+        {"model": label, "task": task, "condition": one, "metric": metric, "margin": settings.margin_of(metric), **asdict(effect)}
         for metric, found in values.items()
         for one, effect in paired_effects(
-            found["none"], {one: mine for one, mine in found.items() if one != "none"}, rng, margin=margin_of(settings, metric),
+            found["none"], {one: mine for one, mine in found.items() if one != "none"}, rng, margin=settings.margin_of(metric),
             again="none-again" if "none-again" in found else None, flips=2000,
         ).items()
     ]  # fmt: skip
