@@ -57,6 +57,7 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
         ("affine",),
     ),
     "sensitivity": (FigureSpec("sensitivity", "sensitivity"), ("tuned",)),
+    "forest": (FigureSpec("forest", "forest", (), FOUR), ("answers", "other-answers")),
 }
 
 
@@ -98,6 +99,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stored")
     write_folder(root / "attention", label=QWEN)
     write_answers(root / "answers", items=60, effects={"mful": -0.4}, noise=3)
+    other = {"model": {"name": "llama", "label": LLAMA, "family": "llama", "fingerprint": "8e" * 16}}
+    write_answers(root / "other-answers", label=LLAMA, items=60, seed=1, about=other)
     drawn = AccuracyTable(samples=4, temperature=0.5, top_p=0.95, k=[1, 3])
     write_answers(root / "sampled", name="llama", label=LLAMA, items=30, settings=drawn)
     lengths = [Condition(name, "repeat", " /", int(name[6:])) for name in LENGTHS]

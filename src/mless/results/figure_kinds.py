@@ -77,6 +77,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "activations": _of_layer("mless.figures.activations:activations_of", counts_arm=True),
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
+        "forest": FigureKind("mless.figures.forest:forest_of"),
     },
     wants="an mless.results.figure_kinds.FigureKind",
     fits=lambda one: isinstance(one, FigureKind),
