@@ -308,5 +308,5 @@ def test_coverage_over_models_at_length(k: int, tau: float, errors: str):
     print(f"models, k = {k}, τ = {tau}, errors {errors}: {found}")
     # models that hardly differ: the interval is not narrower than their errors allow, and covers more than it says
     assert (0.9 if errors == "to-11" else 0.925) <= found["mean"] <= (0.975 if tau >= 1 and k > 3 else 0.997)
-    assert 0.925 <= found["tau2"] <= 0.985
+    assert 0.925 <= found["tau2"] <= 0.99
     assert k == 2 or (0.9 if errors == "to-11" else 0.925) <= found["next"] <= 1
