@@ -66,6 +66,14 @@ class Request:
         return self.condition, self.item, self.sample
 
 
+def closed(engine: Any) -> dict[str, Any]:
+    """Leave an engine; what it says of itself at the end. A server shows its fingerprint with its answers."""
+    try:
+        return dict(engine.about())
+    finally:
+        engine.__exit__(None, None, None)
+
+
 def by_arm(requests: Sequence[Request]) -> dict[ArmSettings | None, list[Request]]:
     """The requests grouped by their ARM settings, those without ARM first: a model runs with one setting at a time."""
     found: dict[ArmSettings | None, list[Request]] = {}

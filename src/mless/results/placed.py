@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mless.errors import BadFolder
-from mless.results.manifest import measured_in
 from mless.results.nats import METRICS_OF_CHANGE
-from mless.results.reading import StoredStudy, read_about
+from mless.results.reading import StoredStudy, read_measured
 from mless.results.schemas import DosePoint, DoseTest, PlacedFiller
 
 #: What words and pictures are about, where it was measured.
@@ -44,16 +42,7 @@ class StoredPlacebo(StoredStudy):
 
     @classmethod
     def open(cls, path: Path) -> StoredPlacebo:
-        about = read_about(path)
-        if (measured := measured_in(about)) != "placebo":
-            raise BadFolder(
-                f"{path} holds no fillers among arbitrary edits: its study measured {measured}; `mless run placebo --out …` makes a folder that does"
-            )
-        return cls(path, about)
-
-    @property
-    def title(self) -> str:
-        return f"{self.label} on {self.about['task']}"
+        return cls(path, read_measured(path, "placebo", "fillers among arbitrary edits"))
 
     def placed(self) -> list[PlacedFiller]:
         """The rows of ``placebo.parquet``."""
@@ -71,16 +60,7 @@ class StoredDose(StoredStudy):
 
     @classmethod
     def open(cls, path: Path) -> StoredDose:
-        about = read_about(path)
-        if (measured := measured_in(about)) != "dose":
-            raise BadFolder(
-                f"{path} holds no fillers by length: its study measured {measured}; `mless run dose --out …` makes a folder that does"
-            )
-        return cls(path, about)
-
-    @property
-    def title(self) -> str:
-        return f"{self.label} on {self.about['task']}"
+        return cls(path, read_measured(path, "dose", "fillers by length"))
 
     def points(self) -> list[DosePoint]:
         """The rows of ``dose.parquet``."""

@@ -54,6 +54,16 @@ def read_about(path: Path) -> dict[str, Any]:
     return about
 
 
+def read_measured(path: Path, wanted: str, what: str) -> dict[str, Any]:
+    """``study.json`` of a folder that measured this; `what` are the results that any other folder lacks."""
+    about = read_about(path)
+    if (measured := measured_in(about)) != wanted:
+        raise BadFolder(
+            f"{path} holds no {what}: its study measured {measured}; `mless run {wanted} --out …` makes a folder that does"
+        )
+    return about
+
+
 def holds_answers(path: Path) -> bool:
     """Whether the folder's study measured answers. A folder without results is refused."""
     about = read_about(path)
@@ -90,6 +100,11 @@ class StoredStudy:
     def task(self) -> str:
         """The data set's name."""
         return str(self.about.get("task") or self.study.get("data") or "task")
+
+    @property
+    def title(self) -> str:
+        """The model and its task."""
+        return f"{self.label} on {self.task}"
 
     @property
     def conditions(self) -> Mapping[str, Mapping[str, Any]]:
@@ -376,12 +391,7 @@ class StoredLikelihood(StoredStudy):
     @classmethod
     def open(cls, path: Path) -> StoredLikelihood:
         """Read ``study.json``; a folder that measured something else is refused."""
-        about = read_about(path)
-        if (measured := measured_in(about)) != "likelihood":
-            raise BadFolder(
-                f"{path} holds no log-probabilities: its study measured {measured}; `mless run likelihood --out …` makes one that does"
-            )
-        return cls(path, about)
+        return cls(path, read_measured(path, "likelihood", "log-probabilities"))
 
     def effects(self) -> list[Effect]:
         """The rows of ``effects.parquet``, metrics in the order of pages, conditions in the study's."""

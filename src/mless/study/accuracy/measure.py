@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mless import tasks
 from mless.engines import ENGINES, Opening
-from mless.engines.base import OutOfMemory, Reply
+from mless.engines.base import OutOfMemory, Reply, closed
 from mless.errors import BadFolder, BadStudy
 from mless.results.folder import ResultFolder
 from mless.results.schemas import REPLIES
@@ -208,10 +208,7 @@ class AccuracyMeasurement(Measurement):
     def stop(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            try:
-                self._engine_about |= engine.about()  # a server shows its fingerprint with its answers
-            finally:
-                engine.__exit__(None, None, None)
+            self._engine_about |= closed(engine)
 
     # ---- answers
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mless.engines import ENGINES, Opening, Request, ScoreRequest, ScoringEngine
+from mless.engines.base import closed
 from mless.errors import BadPlugin, BadStudy
 from mless.study.bench import Bench, Group, Unit
 from mless.study.identity import digest
@@ -69,12 +70,13 @@ class Asking:
         """Open the engine, and have one text scored, so that a server that cannot do it is refused before anything is stored."""
         subject, spec = bench.subject, bench.spec
         assert subject is not None
+        again = {condition.name for condition in bench.conditions if condition.again}
         asked = [one for unit in bench.units() for one in requests_of(bench, unit, texts)]
         given = Opening(
             model=spec.model,
             settings=self._settings,
             longest=max(len(one.whole) for one in asked),
-            most=sum(1 for one in asked if one.prompt.condition not in _again(bench)),
+            most=sum(1 for one in asked if one.prompt.condition not in again),
             conditions=tuple(bench.conditions),
             described=subject.described,
             tokenizer=subject.tokenizer,
@@ -99,10 +101,7 @@ class Asking:
     def stop(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            try:
-                self.about |= engine.about()  # a server shows its fingerprint with its answers
-            finally:
-                engine.__exit__(None, None, None)
+            self.about |= closed(engine)
 
     # ---- scoring
 
@@ -162,7 +161,3 @@ def requests_of(bench: Bench, unit: Unit, texts: Sequence[Texts]) -> list[ScoreR
         for number, ids in enumerate(texts[unit.number].ids())
         if ids and texts[unit.number]
     ]
-
-
-def _again(bench: Bench) -> set[str]:
-    return {condition.name for condition in bench.conditions if condition.again}

@@ -65,8 +65,6 @@ class LikelihoodMeasurement(Measurement):
     reads_head = True
     attaches_arm = True
     judged_by = ("margins", "flips")
-    figures = ("effects",)
-    summed_up = ("effects",)
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
@@ -78,7 +76,7 @@ class LikelihoodMeasurement(Measurement):
         #: How many tokens an item's texts have after its prompt, in one row.
         self._after: list[int] = []
         self._scorer: Scorer | None = None
-        #: Whether all texts of a prompt run in one row; found by `prove`.
+        #: Whether all texts of a prompt run in one row; found by `start`.
         self._together = True
         self._alone = True
         self._states: OrderedDict[int, Tensor] = OrderedDict()
@@ -194,6 +192,7 @@ class LikelihoodMeasurement(Measurement):
             self._asking.about = dict(stored.get("engine") or {})
 
     def stop(self) -> None:
+        self._states.clear()  # gigabytes of the device's memory
         if self._asking is not None:
             self._asking.stop()
 
