@@ -83,7 +83,7 @@ test-vllm: .venv-vllm/.installed
 	@touch $@
 
 test-lm-eval: test-install .venv/.lm-eval-installed
-	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py tests/integrations/test_lm_eval_model.py
+	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py tests/integrations/test_lm_eval_model.py tests/study/likelihood/test_likelihood_lm_eval.py
 
 # Ray fits beside the pinned versions, too.
 .venv/.ray-installed: requirements-ray.txt constraints.txt | .venv/.test-installed
