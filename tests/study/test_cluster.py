@@ -27,6 +27,9 @@ QUICK = ("quick", "--model", "smollm2", "--limit", "6", "--layers", "1-12", "--s
 SMALL = ("quick", "--model", "smollm2", "--limit", "2", "--layers", "1-2", "--set", "batch_size=1")
 TUNE = ("tune", "--data", "arithmetic:1:8", "--c", "0.05", "--p1", "95", "--method", "grid", "--max-new-tokens", "2")
 ANSWERS = ("accuracy", "--model", "smollm2", "--data", "arithmetic:1:6", "--max-new-tokens", "8")
+#: With solutions, so that a group needs the states of another: distributions are compared with those of `none`.
+LIKELIHOOD = ("likelihood", "--model", "smollm2", "--data", str(Path(__file__).with_name("sums.jsonl")),
+              "--conditions", "none,mless,position-only,arm", "--set", "likelihood.others=2")  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -57,7 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, str]]:
     """The tables of studies that one process measured."""
     found: dict[tuple[str, ...], dict[str, str]] = {}
-    for study in (QUICK, ANSWERS):
+    for study in (QUICK, ANSWERS, LIKELIHOOD):
         out = tmp_path_factory.mktemp("alone") / "r"
         run(study, out)
         found[study] = digests(out)
@@ -127,7 +130,7 @@ def workers() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("study", [QUICK, ANSWERS], ids=["quick", "accuracy"])
+@pytest.mark.parametrize("study", [QUICK, ANSWERS, LIKELIHOOD], ids=["quick", "accuracy", "likelihood"])
 def test_the_tables_do_not_depend_on_the_workers(
     study: tuple[str, ...], alone: dict[tuple[str, ...], dict[str, str]], cluster: Any, tmp_path: Path
 ) -> None:
