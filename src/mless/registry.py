@@ -36,6 +36,7 @@ TABLES: dict[str, str] = {
     "figures": "mless.results.figure_kinds:FIGURES",
     "measurements": "mless.study.kinds:MEASUREMENTS",
     "pages": "mless.report.kinds:PAGES",
+    "readouts": "mless.results.readouts:READOUTS",
 }
 
 # Plugins may register things while they are imported, so the lock can be taken twice by one thread.

@@ -63,6 +63,7 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
     "sensitivity": (FigureSpec("sensitivity", "sensitivity"), ("tuned",)),
     "effects": (FigureSpec("effects", "effects", (), ()), ("likelihood",)),
     "along": (FigureSpec("along", "along", (), ()), ("likelihood",)),
+    "forest": (FigureSpec("forest", "forest", (), FOUR), ("answers", "other-answers")),
 }
 
 
@@ -106,6 +107,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_answers(root / "answers", items=60, effects={"mful": -0.4}, noise=3)
     write_placebo(root / "placebo")
     write_dose(root / "dose")
+    other = {"model": {"name": "llama", "label": LLAMA, "family": "llama", "fingerprint": "8e" * 16}}
+    write_answers(root / "other-answers", label=LLAMA, items=60, seed=1, about=other)
     drawn = AccuracyTable(samples=4, temperature=0.5, top_p=0.95, k=[1, 3])
     write_answers(root / "sampled", name="llama", label=LLAMA, items=30, settings=drawn)
     lengths = [Condition(name, "repeat", " /", int(name[6:])) for name in LENGTHS]

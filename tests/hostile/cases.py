@@ -64,9 +64,10 @@ class Case:
 
 
 def _readers(kind: str) -> tuple[tuple[str, ...], ...]:
-    """Every command that reads a result folder of this kind: draw, run again (and draw its page again), plan."""
+    """Every command that reads a result folder of this kind: draw, compare, run again (and draw its page again), plan."""
     again = (*STUDIES[kind], "--out", "{x}")
     found = [("figure", name, "{x}") for name in FIGURES[kind]]
+    found += [("compare", "{x}", "--condition", "all", "--by", "activation")]
     if kind == "accuracy":
         found += [("plan", "--items", "100", "--pilot", "{x}")]
     return (*found, ("verify", "{x}", "--sample", "0"), again, again)

@@ -18,6 +18,7 @@ import mless
 from mless.capture import received
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.models import describe, load, processor
+from mless.models.adapters import activation_of
 from mless.models.loading import fingerprint, open_tokenizer
 from mless.values import Prompt, Span
 
@@ -404,3 +405,19 @@ def test_a_tokenizer_alone(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerFault, match=r"no tokenizer could be read from .*words.*--tokenizer"):
         open_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "activation"), [("llama", "silu"), ("gemma3_text", "gelu_pytorch_tanh"), ("gpt2", "gelu_new")]
+)
+def test_what_a_description_says_of_the_mlps_and_the_size(tmp_path: Path, family: str, activation: str) -> None:
+    described = describe(str(save_model(tmp_path, family)))
+    assert activation_of(described.config) == activation
+    whole = load(described).model
+    assert described.built[1] == sum(one.numel() for one in whole.parameters())
+
+
+def test_a_config_that_names_no_activation() -> None:
+    from transformers import BloomConfig
+
+    assert activation_of(BloomConfig()) is None

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mless import __version__
+from mless.cli.command_compare import compare
 from mless.cli.command_doctor import doctor
 from mless.cli.command_figure import figure
 from mless.cli.command_import import import_
@@ -44,6 +45,7 @@ _LESS = (
 _COMMANDS = {
     "run": run,
     "figure": figure,
+    "compare": compare,
     "tune": tune,
     "plan": plan,
     "import": import_,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mless.cli.streams import console
 from mless.results.escaping import visible, visible_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def plain(text: str) -> str:
@@ -83,6 +88,22 @@ def _print_accuracy(folder: Path) -> None:
             number(row["no_answer"]), number(row.get("guessed")),
             number(row.get("delta_form"), "+.1f") + (", mostly" if mostly_form(row) else ""), number(row["tokens"], ".0f", 1.0), plain(row["verdict"] or ""),
         )  # fmt: skip
+    _print_wide(table)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> None:
+    """A table of texts; `aligned` is l or r per column."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for head, side in zip(heads, aligned, strict=True):
+        table.add_column(plain(head), justify="right" if side == "r" else "left")
+    for row in rows:
+        table.add_row(*map(plain, row))
+    _print_wide(table)
+
+
+def _print_wide(table: Table) -> None:
     # Broken cells cannot be read, so without a terminal the table gets the width it needs.
     out = console()
     if not out.is_terminal:

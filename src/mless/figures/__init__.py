@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mless.errors import BadFolder, BadStudy
 from mless.results.figure_kinds import FIGURES, Drawing
 from mless.results.folder import write_atomically
 from mless.values import QUERY_SETS, FigureSpec, QuerySet
 
-__all__ = ["FORMATS", "TABLE_FORMATS", "check", "default_formats", "draw"]
+if TYPE_CHECKING:
+    from mless.figures.style import Picture
+
+__all__ = ["FORMATS", "TABLE_FORMATS", "check", "default_formats", "draw", "write_picture"]
 
 FORMATS: tuple[str, ...] = ("png", "svg", "pdf")
 TABLE_FORMATS: tuple[str, ...] = ("md", "csv", "tex")
@@ -53,17 +57,22 @@ def draw(
     if kind.table:
         return kind.function()(drawing, target, formats)
 
+    return write_picture(lambda: kind.function()(drawing), target, spec.id, formats)
+
+
+def write_picture(draws: Callable[[], Picture], target: Path, name: str, formats: Sequence[str]) -> list[Path]:
+    """Draw a picture and write ``<target>/<name>.<format>``; nothing is written unless all of it was drawn."""
     # matplotlib and pyarrow load here and not at the top: `import mless` must stay cheap.
     from mless.figures import style
 
     with style.applied():
-        picture = kind.function()(drawing)
+        picture = draws()
         style.settle(picture)
         rendered = {kind: style.render(picture, kind) for kind in formats}
     written: list[Path] = []
     for kind, content in rendered.items():
-        write_atomically(target / f"{spec.id}.{kind}", content)
-        written.append(target / f"{spec.id}.{kind}")
+        write_atomically(target / f"{name}.{kind}", content)
+        written.append(target / f"{name}.{kind}")
     return written
 
 

@@ -62,6 +62,7 @@ _TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     '"': r"{\char34}", "`": r"{\char96}", "Δ": r"$\Delta$", "−": "$-$", "±": r"$\pm$", "≤": r"$\leq$", "–": "--", "×": r"$\times$",
     "…": r"\ldots{}", "①": "(1)", "②": "(2)", "③": "(3)", "④": "(4)", "\u00a0": "~", "[": "{[}", "*": "{*}",
+    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "τ": r"$\tau$", "²": r"$^{2}$",
 }  # fmt: skip
 
 

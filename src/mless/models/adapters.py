@@ -64,6 +64,13 @@ def family_of(model_type: str) -> Family:
     return FAMILIES.get(model_type, Family(model_type))
 
 
+def activation_of(config: Any) -> str | None:
+    """The non-linearity of a model's MLPs as its config names it (silu, gelu_pytorch_tanh); None where it does not say."""
+    found = (getattr(config, name, None) for name in _ACTIVATION_FIELDS)
+    return next((name for name in found if isinstance(name, str)), None)
+
+
+_ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 _OWN = {own.module: own for family in FAMILIES.values() if (own := family.attention) is not None}
 
 

@@ -130,23 +130,24 @@ class Description:
 
     def attending(self, asked: Sequence[int] | None = None) -> list[int]:
         """The requested layers, by default all with attention (in a hybrid model not all have it). One without is refused by name."""
-        return among(self._attending, asked, self.source.label)
+        return among(self.built[0], asked, self.source.label)
 
     @cached_property
-    def _attending(self) -> list[int]:
-        """Found in a model without weights."""
+    def built(self) -> tuple[list[int], int | None]:
+        """Of a model without weights: layers with attention, and how many parameters there are (None: unknown) without the head."""
         every = list(range(1, self.layers + 1))
         if getattr(self.config, "auto_map", None):
-            return every  # remote code is not run for this; its layers are checked when they are asked for
+            return every, None  # remote code is not run for this; its layers are checked when they are asked for
         from transformers import AutoModel
 
         config = copy.deepcopy(self.config)
         kind: Any = _text_class(config, head=False)
         try:
             with torch.device("meta"), quiet_transformers():
-                return attention_layers(kind(config) if kind else AutoModel.from_config(config))
+                empty: nn.Module = kind(config) if kind else AutoModel.from_config(config)
+            return attention_layers(empty), sum(one.numel() for one in empty.parameters())
         except (*_BUILD_FAULTS, UnsupportedArchitecture):
-            return every  # loading and measuring it will say why
+            return every, None  # loading and measuring it will say why
 
 
 def describe(name: str, *, trust_remote_code: bool = False, say: Say = silent, step: Step = silent) -> Description:

@@ -81,6 +81,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "dose": FigureKind("mless.figures.dose:dose_of", overview=True),
         "placebo": FigureKind("mless.figures.placebo:placebo_of", overview=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
+        "forest": FigureKind("mless.figures.forest:forest_of"),
     },
     wants="an mless.results.figure_kinds.FigureKind",
     fits=lambda one: isinstance(one, FigureKind),

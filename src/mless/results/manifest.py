@@ -99,6 +99,8 @@ class _Model(_Shape):
     label: str | None = None
     family: str | None = None
     fingerprint: str | None = None
+    activation: str | None = None
+    parameters: _Count | None = None
     layers: _Whole | None = None
     heads: _Whole | None = None
 

@@ -98,6 +98,8 @@ class Subject:
 
     def about(self) -> dict[str, Any]:
         """What study.json says of the model."""
+        from mless.models.adapters import activation_of
+
         described = self.described
         return {
             "name": self._spec.model,
@@ -106,6 +108,8 @@ class Subject:
             "layers": self.layers,
             "heads": self.heads,
             "context": self.context,
+            "activation": activation_of(described.config) if described is not None else None,
+            "parameters": described.built[1] if described is not None else None,
             "fingerprint": self.known("fingerprint"),
             "origin": described.source.origin if described is not None else None,
             "revision": (described.source.revision or described.source.gguf_sha256) if described is not None else None,

@@ -1,0 +1,355 @@
+"""Effects of several models put together: random-effects mean, how models differ, and by what (docs/statistics.md, *Many models*).
+
+Model i has an effect y_i with a standard error s_i over its items. Its true effect is drawn around the mean of all models with variance τ².
+So an interval of the mean holds for models like these, and not only for these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from mless.errors import BadData
+from mless.stats.paired import normal_quantile
+
+#: τ² is searched up to so many times the largest variance seen, for its interval's upper end.
+_FARTHEST = 1e6
+#: Points of a prediction, and the root of x⁴ = x + 1: its powers place points evenly in a cube.
+_POINTS, _EVEN = 4096, 1.2207440846057596
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The mean effect of k models, and how far models differ.
+
+    `lo` to `hi` is the interval of the mean (Hartung, Knapp, Sidik and Jonkman, not narrower than the plain one; `error` is its half over t).
+    `predicted_lo` to `predicted_hi` is that of a further model's effect, over all τ² that fit. `tau2` (REML, with a Q-profile interval) is the
+    variance between models, `i2` its share in all variance that is seen, `q` and `q_p` the test of "no difference between models". `weights`
+    sum to 1. NaN: k is too small to tell.
+    """
+
+    k: int
+    mean: float
+    error: float
+    lo: float
+    hi: float
+    p: float
+    tau2: float
+    tau2_lo: float
+    tau2_hi: float
+    i2: float
+    q: float
+    q_p: float
+    predicted_lo: float
+    predicted_hi: float
+    weights: Float64[np.ndarray, " models"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subgroup:
+    """The mean effect of the models of one kind, with the variance between models that all kinds share."""
+
+    name: str
+    k: int
+    mean: float
+    lo: float
+    hi: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moderated:
+    """Whether models differ by a property. By kinds: each kind's mean. By a number: the slope, effect a unit.
+
+    `p` tests "it makes no difference", by F with `free` degrees of freedom behind. `tau2` is the variance between models that is left.
+    """
+
+    k: int
+    groups: tuple[Subgroup, ...] = ()
+    slope: float = math.nan
+    slope_lo: float = math.nan
+    slope_hi: float = math.nan
+    p: float = math.nan
+    free: int = 0
+    tau2: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A weighted regression with τ² by REML: coefficients, (XᵀWX)⁻¹, and the weighted mean square of what is left.
+
+    Hartung and Knapp multiply the covariance by that mean square and take Student's t. Where models agree by luck it is far below 1, and the
+    interval would be narrower than the models' own errors allow. So it is never narrower than the plain one.
+    """
+
+    tau2: float
+    beta: Float64[np.ndarray, " columns"]
+    inverse: Float64[np.ndarray, "columns columns"]
+    square: float
+    free: int
+
+    def half(self, level: float) -> Float64[np.ndarray, " columns"]:
+        """How far each coefficient's interval reaches."""
+        from scipy.special import stdtrit
+
+        wide = float(stdtrit(self.free, (1 + level) / 2)) * math.sqrt(self.square)
+        return max(wide, normal_quantile(level)) * np.sqrt(np.diag(self.inverse))
+
+    def p(self, contrast: Float64[np.ndarray, "rows columns"]) -> float:
+        """The test that all rows of the contrast are 0; NaN without rows."""
+        from scipy.special import chdtrc, fdtrc
+
+        rows = len(contrast)
+        if not rows:
+            return math.nan
+        away = contrast @ self.beta
+        far = float(away @ np.linalg.solve(contrast @ self.inverse @ contrast.T, away))
+        by_f = float(fdtrc(rows, self.free, far / rows / self.square)) if self.square else 0.0
+        return max(by_f, float(chdtrc(rows, far)))
+
+
+def random_effects(
+    effects: Float[np.ndarray, " models"], errors: Float[np.ndarray, " as_many"], level: float = 0.95
+) -> Pooled:
+    """The random-effects mean of the models' effects, each with its standard error.
+
+    One model has a mean and no interval: nothing is known of others. Two have an interval with one degree of freedom and no prediction.
+    """
+    y, v = _checked(effects, errors)
+    normal_quantile(level)
+    k = len(y)
+    nan = math.nan
+    if k < 2:
+        return Pooled(k, float(y[0]), nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, np.ones(1))
+    from scipy.special import chdtrc, stdtrit
+
+    fit = _fit(y, v, np.ones((k, 1)))
+    mean, half = float(fit.beta[0]), float(fit.half(level)[0])
+    weights = 1 / (v + fit.tau2)
+    q = _q(y, v, 0.0)
+    lo, hi = _profile(y, v, level)
+    further = _predicted(y, v, level) if k > 2 else (nan, nan)
+    return Pooled(
+        k=k,
+        mean=mean,
+        error=half / float(stdtrit(k - 1, (1 + level) / 2)),
+        lo=mean - half,
+        hi=mean + half,
+        p=fit.p(np.ones((1, 1))),
+        tau2=fit.tau2,
+        tau2_lo=lo,
+        tau2_hi=hi,
+        i2=fit.tau2 / (fit.tau2 + _typical(v)),
+        q=q,
+        q_p=float(chdtrc(k - 1, q)),
+        predicted_lo=further[0],
+        predicted_hi=further[1],
+        weights=weights / weights.sum(),
+    )
+
+
+def by_kind(
+    effects: Float[np.ndarray, " models"],
+    errors: Float[np.ndarray, " as_many"],
+    kinds: Sequence[str],
+    level: float = 0.95,
+) -> Moderated:
+    """The mean of every kind of model, and whether they differ. All kinds share one τ²: few models each cannot tell their own."""
+    y, v = _checked(effects, errors)
+    _as_many(kinds, y)
+    names = list(dict.fromkeys(kinds))
+    counts = [sum(kind == name for kind in kinds) for name in names]
+    k, groups = len(y), len(names)
+    if k <= groups:
+        alone = [float(y[[kind == name for kind in kinds]][0]) for name in names]
+        found = tuple(Subgroup(name, 1, value, math.nan, math.nan) for name, value in zip(names, alone, strict=True))
+        return Moderated(k, found)
+    fit = _fit(y, v, np.array([[float(kind == name) for name in names] for kind in kinds]))
+    found = tuple(
+        Subgroup(name, count, float(mean), float(mean - reach), float(mean + reach))
+        for name, count, mean, reach in zip(names, counts, fit.beta, fit.half(level), strict=True)
+    )
+    contrast = np.concatenate([np.eye(groups - 1), -np.ones((groups - 1, 1))], axis=1)
+    return Moderated(k, found, p=fit.p(contrast), free=fit.free, tau2=fit.tau2)
+
+
+def by_number(
+    effects: Float[np.ndarray, " models"],
+    errors: Float[np.ndarray, " as_many"],
+    numbers: Float[np.ndarray, " numbers"],
+    level: float = 0.95,
+) -> Moderated:
+    """How the effect changes with a number, such as the logarithm of a model's size. Three models at least have an interval."""
+    y, v = _checked(effects, errors)
+    _as_many(numbers, y)
+    if not np.isfinite(numbers).all():
+        raise BadData(f"a finite number for every model expected; got {numbers[~np.isfinite(numbers)][0]}")
+    x = numbers.astype(np.float64)
+    if len(y) < 3 or np.ptp(x) == 0:
+        return Moderated(len(y))
+    # in units of its own spread, so that a number such as 7e9 loses no digits
+    centre, scale = float(x.mean()), float(x.std())
+    fit = _fit(y, v, np.stack([np.ones(len(x)), (x - centre) / scale], axis=1))
+    slope = float(fit.beta[1]) / scale
+    half = float(fit.half(level)[1]) / scale
+    p = fit.p(np.array([[0.0, 1.0]]))
+    return Moderated(len(y), (), slope, slope - half, slope + half, p, fit.free, fit.tau2)
+
+
+# ---- the regression --------------------------------------------------------------------------------------------------
+
+
+def _fit(
+    y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], x: Float64[np.ndarray, "models columns"]
+) -> _Fit:
+    """Weighted least squares with weights 1/(s² + τ²), τ² by restricted maximum likelihood."""
+    tau2 = _reml(y, v, x)
+    beta, inverse, left = _solve(y, v + tau2, x)
+    free = len(y) - x.shape[1]
+    return _Fit(tau2, beta, inverse, float((left**2 / (v + tau2)).sum()) / free, free)
+
+
+def _solve(
+    y: Float64[np.ndarray, " models"],
+    variance: Float64[np.ndarray, " models"],
+    x: Float64[np.ndarray, "models columns"],
+) -> tuple[Float64[np.ndarray, " columns"], Float64[np.ndarray, "columns columns"], Float64[np.ndarray, " models"]]:
+    """The coefficients, (XᵀWX)⁻¹, and what is left of each model."""
+    weighted = x / variance[:, None]
+    inverse = np.linalg.inv(weighted.T @ x)
+    beta = inverse @ (weighted.T @ y)
+    return beta, inverse, y - x @ beta
+
+
+def _reml(
+    y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], x: Float64[np.ndarray, "models columns"]
+) -> float:
+    """The τ² ≥ 0 at which the restricted likelihood is highest."""
+    from scipy.optimize import minimize_scalar
+
+    # in units of the variance that is seen, so that nats a token and points of accuracy are searched alike
+    _, _, plain = _solve(y, np.full(len(y), 1.0), x)
+    unit = float((plain**2).sum()) / (len(y) - x.shape[1]) + float(v.mean())
+
+    small, within = y / math.sqrt(unit), v / unit
+
+    def loss(tau2: Float64[np.ndarray, " places"]) -> Float64[np.ndarray, " places"]:
+        """−2 log likelihood, for many τ² at once."""
+        variance = within + tau2[:, None]
+        weighted = x / variance[..., None]
+        information = weighted.swapaxes(1, 2) @ x
+        beta = np.linalg.solve(information, (weighted * small[:, None]).sum(axis=1)[..., None])
+        left = small - (x @ beta)[..., 0]
+        return np.log(variance).sum(axis=1) + np.linalg.slogdet(information)[1] + (left**2 / variance).sum(axis=1)
+
+    # several hills are possible: look at a grid first, and refine around its lowest place
+    grid = np.concatenate([[0.0], np.geomspace(1e-6, 10.0, 60)])
+    at = int(np.argmin(loss(grid)))
+    if at == 0:
+        return 0.0
+    around = float(grid[at - 1]), float(grid[min(at + 1, len(grid) - 1)])
+    found = minimize_scalar(
+        lambda tau2: float(loss(np.array([tau2]))[0]), bounds=around, method="bounded", options={"xatol": 1e-12}
+    )
+    return float(found.x) * unit
+
+
+# ---- how far models differ -------------------------------------------------------------------------------------------
+
+
+def _means(
+    y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], tau2: Float64[np.ndarray, " places"]
+) -> tuple[Float64[np.ndarray, " places"], Float64[np.ndarray, " places"], Float64[np.ndarray, " places"]]:
+    """The weighted mean, Cochran's Q and the sum of weights, with each τ² added to every variance.
+
+    Q falls as τ² grows, and is χ² with k − 1 degrees of freedom at the true τ².
+    """
+    weights = 1 / (v + tau2[:, None])
+    total = weights.sum(axis=1)
+    mean = (weights * y).sum(axis=1) / total
+    return mean, (weights * (y - mean[:, None]) ** 2).sum(axis=1), total
+
+
+def _q(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], tau2: float) -> float:
+    return float(_means(y, v, np.array([tau2]))[1][0])
+
+
+def _profile(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], level: float) -> tuple[float, float]:
+    """The τ² at which Q is no longer too large, and not yet too small (Viechtbauer 2007)."""
+    from scipy.optimize import brentq
+    from scipy.special import chdtri
+
+    def where(quantile: float) -> float:
+        if _q(y, v, 0.0) <= quantile:
+            return 0.0
+        highest = _FARTHEST * (float(v.max()) + float(np.ptp(y)) ** 2)
+        found: Any = brentq(lambda tau2: _q(y, v, tau2) - quantile, 0.0, highest, xtol=1e-15 * highest)
+        return float(found)
+
+    free, tail = len(y) - 1, (1 - level) / 2
+    return where(float(chdtri(free, tail))), where(float(chdtri(free, 1 - tail)))
+
+
+def _predicted(
+    y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], level: float
+) -> tuple[float, float]:
+    """Where a further model's effect lies, over all τ² that these models allow (Nagashima, Noma and Furukawa 2019).
+
+    τ² is as likely as Q is at it; given τ², the mean varies by Hartung and Knapp's t and the further model by τ. With one estimate of τ²
+    instead, which is often 0, the interval would be too narrow.
+    """
+    k = len(y)
+    q_drawn, t_drawn, own, z_drawn = _drawn(k)
+    grid = np.concatenate([[0.0], (float(v.mean()) + float(np.ptp(y)) ** 2) * np.geomspace(1e-6, 1e6, 400)])
+    tau2 = np.interp(-q_drawn, -_means(y, v, grid)[1], grid)
+    mean, q, weight = _means(y, v, tau2)
+    wide = np.maximum(np.abs(t_drawn) * np.sqrt(q / (k - 1)), np.abs(own)) / np.sqrt(weight)
+    drawn = mean + np.copysign(wide, t_drawn) + z_drawn * np.sqrt(tau2)
+    lo, hi = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(lo), float(hi)
+
+
+@functools.lru_cache(maxsize=64)  # slow, and depends on k only
+def _drawn(k: int) -> tuple[Float64[np.ndarray, " points"], ...]:
+    """χ² and t with k − 1 degrees of freedom, a normal number at t's place, and another one, at fixed points that fill a cube evenly."""
+    from scipy.special import chdtri, ndtri, stdtrit
+
+    at = (0.5 + np.arange(1, _POINTS + 1)[:, None] / _EVEN ** np.arange(1, 4)) % 1
+    return chdtri(k - 1, at[:, 0]), stdtrit(k - 1, at[:, 1]), ndtri(at[:, 1]), ndtri(at[:, 2])
+
+
+def _typical(v: Float64[np.ndarray, " models"]) -> float:
+    """The variance within a typical model (Higgins and Thompson), which I² sets beside τ²."""
+    weights = 1 / v
+    return float((len(v) - 1) * weights.sum() / (weights.sum() ** 2 - (weights**2).sum()))
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def _checked(
+    effects: Float[np.ndarray, " models"], errors: Float[np.ndarray, " as_many"]
+) -> tuple[Float64[np.ndarray, " models"], Float64[np.ndarray, " models"]]:
+    if len(effects) != len(errors):
+        raise BadData(f"a standard error for every effect expected; got {len(errors)} for {len(effects)}")
+    if not len(effects):
+        raise BadData("no effects: at least one model expected")
+    for at, (effect, error) in enumerate(zip(effects.tolist(), errors.tolist(), strict=True)):
+        if not math.isfinite(effect):
+            raise BadData(f"model {at + 1} (numbered from 1): the effect is {effect}, expected a finite number")
+        if not 0 < error < math.inf:
+            raise BadData(
+                f"model {at + 1} (numbered from 1): the standard error is {error}, expected a finite number above 0; a model whose items do not "
+                "vary cannot be weighed against others"
+            )
+    return effects.astype(np.float64), errors.astype(np.float64) ** 2
+
+
+def _as_many(given: Sequence[str] | Float[np.ndarray, " some"], y: Float64[np.ndarray, " models"]) -> None:
+    if len(given) != len(y):
+        raise BadData(f"a value of the moderator for every model expected; got {len(given)} for {len(y)} models")
