@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 
 from mless import kernels
+from mless.capture.copies import Started, leaving, sent
 from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
 from mless.capture.parts import Parts
 from mless.capture.positions import check_reach, own_positions
@@ -433,25 +434,18 @@ def _forward(model: LoadedModel, recorder: Recorder, batch: Sequence[Prompt], pa
         sets[row, 1, prompt.original] = True
         spans[row, : len(prompt)] = torch.tensor(prompt.span_ids)
     one = bool((sets[:, 0] == sets[:, 1]).all())
-    sets = _sent(sets, model)  # before it is expanded: a copy to another device would not be
+    sets = sent(sets, model.device)  # before it is expanded: a copy to another device would not be
     sets = sets[:, :1].expand(-1, len(QUERY_SETS), -1) if one else sets
     in_parts = longest > (part or WHOLE_PROMPT)
-    recorder.expect(sets, _sent(spans, model), in_parts=in_parts)
+    recorder.expect(sets, sent(spans, model.device), in_parts=in_parts)
     with torch.inference_mode():
         if in_parts:
             _run_in_parts(model, recorder, ids, part or _PART, positions)
             recorder.joined()
         else:
-            padding = None if bool(real.all()) and positions is None else _sent(real.long(), model)
-            moved = {} if positions is None else {"position_ids": _sent(positions, model)}
-            recorder.run(input_ids=_sent(ids, model), attention_mask=padding, use_cache=False, **moved)
-
-
-def _sent(made: Tensor, model: LoadedModel) -> Tensor:
-    """The same on the model's device. To a GPU it goes without waiting for what runs there."""
-    return (
-        made.pin_memory().to(model.device, non_blocking=True) if model.device.type == "cuda" else made.to(model.device)
-    )
+            padding = None if bool(real.all()) and positions is None else sent(real.long(), model.device)
+            moved = {} if positions is None else {"position_ids": sent(positions, model.device)}
+            recorder.run(input_ids=sent(ids, model.device), attention_mask=padding, use_cache=False, **moved)
 
 
 def _batches(prompts: Sequence[Prompt], size: int, whole: int) -> Iterator[Sequence[Prompt]]:
@@ -524,8 +518,6 @@ class Pending:
         self._even = _stacked([recorder.uniform[layer].received[:, :, 0] for layer in layers])
         self._n = _stacked([recorder.uniform[layer].counts for layer in layers])
         self._mass = _stacked([recorder.sums[layer].mass for layer in layers])
-        #: One for each GPU that numbers come from: these are there once it has passed.
-        self._copied: list[torch.cuda.Event] = []
         sums, even = ([found[layer] for layer in layers] for found in (recorder.sums, recorder.uniform))
         sources = [
             *totals.values(),
@@ -533,10 +525,8 @@ class Pending:
             *(one.apart for one in sums),
             *(one.counts for one in even),
         ]
-        for device in {one.device for one in sources if one.is_cuda}:
-            with torch.cuda.device(device):
-                self._copied.append(torch.cuda.Event())
-                self._copied[-1].record()
+        #: The numbers are there once this is done.
+        self._copied = Started(sources)
 
     def rows(self) -> Iterator[Attention]:
         """Each prompt's attention, in order."""
@@ -545,8 +535,7 @@ class Pending:
     def row(self, row: int) -> Attention:
         """One prompt's attention."""
         if self._finite is None:
-            for copied in self._copied:
-                copied.synchronize()
+            self._copied.wait()
             self._finite = self._totals is None or bool(torch.isfinite(self._totals).all())
         if not self._finite:
             self._refuse_infinite(row)
@@ -576,9 +565,4 @@ def _stacked(layers: Sequence[Tensor]) -> Tensor:
     """All layers' numbers, on their way to the CPU."""
     # Those of a very long prompt are there already.
     layers = [one.cpu() for one in layers] if len({one.device for one in layers}) > 1 else layers
-    return _leaving(torch.stack(list(layers)))
-
-
-def _leaving(found: Tensor) -> Tensor:
-    """A copy in the CPU's memory; where it comes from a GPU, it is complete only once all that was started there is done."""
-    return found.detach().to("cpu", non_blocking=True)
+    return leaving(torch.stack(list(layers)))

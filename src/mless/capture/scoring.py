@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from mless.capture.branching import Branches, BranchMask, own_rule
+from mless.capture.copies import Started, leaving, sent
 from mless.capture.forwards import own_forward, sdpa_forward
 from mless.capture.seam import Call, attending
 from mless.errors import BadAttention, BadStudy
@@ -30,8 +32,8 @@ _ALIGNED, _NEVER = 64, -1e30
 
 
 @dataclass(frozen=True)
-class Scores:
-    """One row: what the model says of every token after the prompt."""
+class Numbers:
+    """What the model says of every token after the prompt of one row."""
 
     #: log p of each text's tokens, given what is before them on their way.
     texts: tuple[Float64[np.ndarray, " _"], ...]
@@ -41,8 +43,35 @@ class Scores:
     kl: Float64[np.ndarray, " first"]
     #: Whether both have the same most likely token; NaN where none were given.
     agree: Float64[np.ndarray, " first"]
-    #: The states from which the first text's tokens are predicted.
-    states: Float[Tensor, "first width"]
+
+
+class Scores:
+    """One row of a forward. On a GPU its numbers may still be computed: whoever asks for them waits."""
+
+    def __init__(self, forward: _Forward, row: int, states: Float[Tensor, "first width"]) -> None:
+        self._forward, self._row = forward, row
+        #: The states from which the first text's tokens are predicted.
+        self.states = states
+
+    @property
+    def numbers(self) -> Numbers:
+        return self._forward.rows()[self._row]
+
+    @property
+    def texts(self) -> tuple[Float64[np.ndarray, " _"], ...]:
+        return self.numbers.texts
+
+    @property
+    def entropy(self) -> Float64[np.ndarray, " first"]:
+        return self.numbers.entropy
+
+    @property
+    def kl(self) -> Float64[np.ndarray, " first"]:
+        return self.numbers.kl
+
+    @property
+    def agree(self) -> Float64[np.ndarray, " first"]:
+        return self.numbers.agree
 
 
 class Scorer:
@@ -90,12 +119,12 @@ class Scorer:
         given: dict[str, Any] = {}
         branched = any(row.branched or row.hidden for row in rows)
         if branched or any(row.prompt.position_ids is not None for row in rows):
-            given["position_ids"] = positions.to(place)
+            given["position_ids"] = sent(positions, place)
         if tell is not None:
-            tell(depth.to(place))
-        seen = (end.to(place), depth.to(place), hidden.to(place) if bool(hidden.any()) else None)
+            tell(sent(depth, place))
+        seen = (sent(end, place), sent(depth, place), sent(hidden, place) if bool(hidden.any()) else None)
         with _seeing(self._model.model, *seen) if branched else nullcontext():
-            out = self._decoder(input_ids=ids.to(place), attention_mask=real.to(place), use_cache=False, **given)
+            out = self._decoder(input_ids=sent(ids, place), attention_mask=sent(real, place), use_cache=False, **given)
         self._kind = type(out)
         return out.last_hidden_state
 
@@ -113,7 +142,7 @@ class Scorer:
         # The states before the first texts' tokens, then all others: only the first are compared.
         at = np.concatenate([*(one.first for one in asked), *(one.others for one in asked)])
         flat = states.reshape(-1, states.shape[-1])
-        wanted = flat.index_select(0, torch.from_numpy(at).to(flat.device))
+        wanted = flat.index_select(0, sent(torch.from_numpy(at), flat.device))
         partners = _beside(asked, against, wanted)
         place = np.zeros(len(rows) * length, np.int64)
         place[at] = np.arange(len(at))
@@ -122,7 +151,7 @@ class Scorer:
         token = np.concatenate([row.ids[len(row.prompt) :] for row in rows])
         order = np.argsort(state, kind="stable")
         bounds = np.searchsorted(state[order], range(0, len(at) + HEAD_BLOCK, HEAD_BLOCK))
-        of_state, of_token = (torch.from_numpy(one[order]).to(flat.device) for one in (state, token))
+        of_state, of_token = (sent(torch.from_numpy(one[order]), flat.device) for one in (state, token))
         logp: list[Tensor] = []
         along: list[Tensor] = []
         for number, (first, block) in enumerate(self._blocks(wanted)):
@@ -132,12 +161,16 @@ class Scorer:
             if first < firsts:
                 theirs = None if partners is None else self._filled(partners[first : first + len(block)], len(block))
                 along.append(self._compared(every, theirs))
-        # One copy from the device for all of it.
-        tokens = torch.cat(logp).double().cpu().numpy() if logp else np.empty(0)
-        in_rows = np.empty(len(tokens))
-        in_rows[order] = tokens
-        curves = torch.cat(along, dim=1)[:, :firsts].double().cpu().numpy() if along else np.empty((3, 0))
-        return list(_apart(rows, asked, states, against, in_rows, curves))
+        forward = _Forward(
+            rows,
+            asked,
+            [one is not None for one in against],
+            order,
+            torch.cat(logp).double() if logp else torch.empty(0, dtype=torch.double),
+            torch.cat(along, dim=1)[:, :firsts].double() if along else torch.empty(3, 0, dtype=torch.double),
+        )
+        parts = wanted[:firsts].split([len(one.first) for one in asked])
+        return [Scores(forward, number, states) for number, states in enumerate(parts)]
 
     def _compared(
         self, ours: Float[Tensor, "block vocabulary"], theirs: Float[Tensor, "_ width"] | None
@@ -204,36 +237,50 @@ def _beside(
     return torch.cat(rows)
 
 
-def _apart(
-    rows: Sequence[Branches],
-    asked: Sequence[_Asked],
-    states: Float[Tensor, "rows tokens width"],
-    against: Sequence[Tensor | None],
-    logp: Float64[np.ndarray, " after"],
-    along: Float64[np.ndarray, "3 firsts"],
-) -> Iterator[Scores]:
-    """Each row's own numbers."""
-    token = first = 0
-    for at, (row, one) in enumerate(zip(rows, asked, strict=True)):
-        known = len(row.prompt)
-        own = logp[token : token + len(row) - known]
-        entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
-        token, first = token + len(own), first + len(one.first)
-        if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
-            raise BadAttention(
-                f"item {row.prompt.item!r}, condition {row.prompt.condition!r}: a log-probability is not finite (NaN or infinite); try --dtype float32, or "
-                "check the checkpoint"
-            )
-        nothing = np.full(len(one.first), np.nan)
-        compared = against[at] is not None
-        before = torch.from_numpy(row.parent[one.path]).to(states.device)
-        yield Scores(
-            tuple(own[path - known] for path in row.paths),
-            entropy,
-            kl if compared else nothing,
-            agree if compared else nothing,
-            states[at].index_select(0, before),
-        )
+class _Forward:
+    """The numbers of all rows of a forward, on their way from the device: one copy for all of it."""
+
+    def __init__(
+        self,
+        rows: Sequence[Branches],
+        asked: Sequence[_Asked],
+        compared: Sequence[bool],
+        order: Int64[np.ndarray, " after"],
+        logp: Float64[Tensor, " after"],
+        along: Float64[Tensor, "3 firsts"],
+    ) -> None:
+        self._rows, self._asked, self._compared, self._order = rows, asked, compared, order
+        self._logp, self._along = leaving(logp), leaving(along)
+        self._copied = Started([logp, along])
+        self._found: list[Numbers] | None = None
+        self._lock = Lock()
+
+    def rows(self) -> list[Numbers]:
+        with self._lock:
+            if self._found is None:
+                self._copied.wait()
+                self._found = list(self._apart())
+        return self._found
+
+    def _apart(self) -> Iterator[Numbers]:
+        """Each row's own numbers."""
+        logp = np.empty(len(self._order))
+        logp[self._order] = self._logp.numpy()
+        along = self._along.numpy()
+        token = first = 0
+        for row, one, compared in zip(self._rows, self._asked, self._compared, strict=True):
+            known = len(row.prompt)
+            own = logp[token : token + len(row) - known]
+            entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
+            token, first = token + len(own), first + len(one.first)
+            if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
+                raise BadAttention(
+                    f"item {row.prompt.item!r}, condition {row.prompt.condition!r}: a log-probability is not finite (NaN or infinite); try --dtype "
+                    "float32, or check the checkpoint"
+                )
+            nothing = np.full(len(one.first), np.nan)
+            texts = tuple(own[path - known] for path in row.paths)
+            yield Numbers(texts, entropy, kl if compared else nothing, agree if compared else nothing)
 
 
 @contextmanager

@@ -261,9 +261,7 @@ class LikelihoodMeasurement(Measurement):
         with self._armed(bench, group) as arm:
             found |= self._score(bench, left, group.width, arm)
         for unit in group.units:
-            scored = found.get(unit.key)
-            logp = None if scored is None else [text for one in scored for text in one.texts]
-            yield unit, partial(self._tables, bench, unit, logp, scored[0] if scored else None)
+            yield unit, partial(self._scored, bench, unit, found.get(unit.key))
 
     def _armed(self, bench: Bench, group: Group) -> AbstractContextManager[ArmHandle | None]:
         settings = group.units[0].condition.arm
@@ -317,11 +315,16 @@ class LikelihoodMeasurement(Measurement):
         return self._states[unit.number]
 
     def _keep(self, number: int, states: Tensor) -> None:
-        self._states[number] = states
+        self._states[number] = states.clone()  # else all that ran beside it would be kept with it
         self._states.move_to_end(number)
         size = states.numel() * states.element_size()
         while len(self._states) > max(1, _KEPT // max(1, size)):
             self._states.popitem(last=False)
+
+    def _scored(self, bench: Bench, unit: Unit, scored: Sequence[Scores] | None) -> Mapping[str, pa.Table]:
+        """Called while the next groups run: on a GPU the numbers may not be there before."""
+        logp = None if scored is None else [text for one in scored for text in one.texts]
+        return self._tables(bench, unit, logp, scored[0] if scored else None)
 
     def _tables(
         self, bench: Bench, unit: Unit, scored: Sequence[np.ndarray] | None, first: Scores | None
