@@ -119,5 +119,6 @@ def test_numbers_that_are_not_finite_are_refused_by_name() -> None:
     model = tiny("llama", head=True)
     with torch.no_grad():
         model.model.lm_head.weight[3] = torch.nan
+    (found,) = Scorer(model)([branches(PROMPT, TEXTS)])
     with pytest.raises(BadAttention, match=r"item '1', condition 'mless': a log-probability is not finite"):
-        Scorer(model)([branches(PROMPT, TEXTS)])[0].numbers
+        _ = found.numbers

@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from mless import kernels
 from mless.capture.branching import Branches, BranchMask, own_rule
 from mless.capture.copies import Started, leaving, sent
 from mless.capture.forwards import own_forward, sdpa_forward
@@ -27,8 +28,6 @@ from mless.models import LoadedModel
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
-#: A row of logits is filled up to a multiple of so many numbers, by tokens that are never drawn. (Not −∞: 0 · ∞ is no number.)
-_ALIGNED, _NEVER = 64, -1e30
 
 
 @dataclass(frozen=True)
@@ -155,12 +154,14 @@ class Scorer:
         logp: list[Tensor] = []
         along: list[Tensor] = []
         for number, (first, block) in enumerate(self._blocks(wanted)):
-            every = self._logits(block).log_softmax(-1)
             here = slice(bounds[number], bounds[number + 1])
-            logp.append(every[of_state[here] - first, of_token[here]])
+            theirs = None
+            if partners is not None and first < firsts:
+                theirs = self._logits(self._filled(partners[first : first + len(block)], len(block)))
+            told, curves = kernels.distributions(self._logits(block), theirs, of_state[here] - first, of_token[here])
+            logp.append(told)
             if first < firsts:
-                theirs = None if partners is None else self._filled(partners[first : first + len(block)], len(block))
-                along.append(self._compared(every, theirs))
+                along.append(curves)
         forward = _Forward(
             rows,
             asked,
@@ -171,19 +172,6 @@ class Scorer:
         )
         parts = wanted[:firsts].split([len(one.first) for one in asked])
         return [Scores(forward, number, states) for number, states in enumerate(parts)]
-
-    def _compared(
-        self, ours: Float[Tensor, "block vocabulary"], theirs: Float[Tensor, "_ width"] | None
-    ) -> Float[Tensor, "3 block"]:
-        """Entropy, distance and agreement of each distribution. Of the whole block: sums over another number of rows may have other bits."""
-        entropy = -(ours.exp() * ours).sum(-1)
-        if theirs is None:
-            return torch.stack([entropy, *[torch.full_like(entropy, torch.nan)] * 2])
-        known = self._logits(theirs).log_softmax(-1)
-        if len(known) < len(ours):  # on a CPU the last block is not filled up
-            known = torch.cat([known, ours[len(known) :]])
-        kl = (known.exp() * (known - ours)).sum(-1)
-        return torch.stack([entropy, kl, (known.argmax(-1) == ours.argmax(-1)).to(kl.dtype)])
 
     def _blocks(self, states: Float[Tensor, "states width"]) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
         for first in range(0, len(states), HEAD_BLOCK):
@@ -199,14 +187,7 @@ class Scorer:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
         with _answering(self._decoder, self._kind(last_hidden_state=states[None])):
             ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
-            logits = self._model.model(input_ids=ids, use_cache=False).logits[0].float()
-        return logits if logits.device.type == "cpu" else _aligned(logits)
-
-
-def _aligned(logits: Float[Tensor, "block vocabulary"]) -> Float[Tensor, "block wider"]:
-    """Rows that begin at like addresses. A GPU sums a row in an order that depends on its address, and so on its place among others."""
-    missing = -logits.shape[1] % _ALIGNED
-    return torch.nn.functional.pad(logits, (0, missing), value=_NEVER) if missing else logits
+            return self._model.model(input_ids=ids, use_cache=False).logits[0]
 
 
 class _Asked:

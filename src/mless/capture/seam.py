@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,23 +44,40 @@ class LazyMask:
         self._elsewhere: dict[torch.device, LazyMask] = {}
         self._windows: dict[int, LazyMask] = {}
         self._intervals: dict[torch.device, kernels.Intervals | None] = {}
-        padding: Tensor | None = arguments.get("attention_mask")
-        local: int | None = arguments.get("local_size")
         self.queries: int = arguments["q_length"]
         self.keys: int = arguments["kv_length"]
+
+    # Looked at only where it is asked for: on a GPU that waits for all that runs there.
+
+    @cached_property
+    def _unpadded(self) -> bool:
+        padding: Tensor | None = self._arguments.get("attention_mask")
         # What a mask is too short for is hidden.
-        unpadded = padding is None or (padding.shape[-1] >= self.keys and bool(padding.all()))
-        offset = int(arguments.get("q_offset") or 0)
-        full = arguments.get("mask_function") is causal_mask_function or (local is not None and self.keys <= local)
+        return padding is None or (padding.shape[-1] >= self.keys and bool(padding.all()))
+
+    @property
+    def _causal(self) -> bool:
+        local: int | None = self._arguments.get("local_size")
+        offset = int(self._arguments.get("q_offset") or 0)
+        full = self._arguments.get("mask_function") is causal_mask_function
+        full = full or (local is not None and self.keys <= local)
         # The queries are the last of the keys' tokens: with a cache there are more keys than queries.
-        causal = full and self.keys - self.queries == offset and not arguments.get("kv_offset")
-        causal = causal and bool(arguments.get("allow_is_causal_skip", True) or offset)
-        self.plain_causal: bool = unpadded and causal and not offset
-        #: With padding on the right a real token sees just what it would without: itself and everything before.
-        self.causal_for_real: bool = (unpadded and causal) or (
-            causal and not offset and padding is not None and padding.ndim == 2 and padding.shape[1] >= self.keys
-            and not bool((padding[:, 1:] > padding[:, :-1]).any())
-        )  # fmt: skip
+        causal = full and self.keys - self.queries == offset and not self._arguments.get("kv_offset")
+        return causal and bool(self._arguments.get("allow_is_causal_skip", True) or offset)
+
+    @cached_property
+    def plain_causal(self) -> bool:
+        return self._causal and not self._arguments.get("q_offset") and self._unpadded
+
+    @cached_property
+    def causal_for_real(self) -> bool:
+        """With padding on the right a real token sees just what it would without: itself and everything before."""
+        if not self._causal or self._unpadded:
+            return self._causal
+        padding: Tensor | None = self._arguments.get("attention_mask")
+        if self._arguments.get("q_offset") or padding is None or padding.ndim != 2 or padding.shape[1] < self.keys:
+            return False
+        return not bool((padding[:, 1:] > padding[:, :-1]).any())
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch #heads rows keys"]:
         whole = dict(self._arguments)

@@ -212,10 +212,9 @@ class LikelihoodMeasurement(Measurement):
         alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
-            # `none` comes first: the others are compared with it.
-            key = (unit.condition.again, arm, 0 if alone else self._padded(unit))
-            order[key].append(unit)
-        for (_, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
+            # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
+            order[arm, 0 if alone else self._padded(unit)].append(unit)
+        for (_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
