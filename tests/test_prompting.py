@@ -504,7 +504,7 @@ def test_which_kind_is_used() -> None:
     assert resolve_kind("raw", byte_level(CHATML), "m") == "raw"
     with pytest.raises(BadPrompt, match=r"m has no chat template.*use --prompt raw, or --tokenizer"):
         resolve_kind("chat", byte_level(), "m")
-    with pytest.raises(BadPrompt, match="no prompt kind 'tchat'; there are: auto, chat, raw"):
+    with pytest.raises(BadPrompt, match="no prompt kind 'tchat'; there are: auto, chat, user, raw"):
         resolve_kind("tchat", byte_level(), "m")
 
 
