@@ -123,7 +123,9 @@ def verify(
     inner = [
         verify(
             one,
-            sample=sample if first.get(one.name.partition("-")[0]) == one and one.name.partition("-")[0] in _SAMPLED else 0,
+            sample=sample
+            if first.get(one.name.partition("-")[0]) == one and one.name.partition("-")[0] in _SAMPLED
+            else 0,
             seed=seed,
             progress=progress,
             trust_remote_code=trust_remote_code,

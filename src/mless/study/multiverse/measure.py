@@ -60,8 +60,7 @@ class MultiverseMeasurement(Composed):
         judging = cast("Any", readouts["accuracy"]).judge
 
         def judge(replies: pa.Table, extraction: str, grader: str) -> pa.Table:
-            rules = None if extraction == TASKS_OWN else extraction.split("+")
-            how = (spec.accuracy or AccuracyTable()).model_copy(update={"rules": rules, "grader": grader})
+            how = (spec.accuracy or AccuracyTable()).model_copy(update={"rules": _rules(extraction), "grader": grader})
             return judging(replies, items, task, how, job.progress)
 
         def tables(done: Mapping[str, ResultFolder]) -> Mapping[str, pa.Table]:
@@ -76,7 +75,7 @@ class MultiverseMeasurement(Composed):
         listed = [Condition("none", "none"), *conditions]
         # The grid is no part of the identity: inner folders have their own, and another grid leaves those there as they are.
         own = {"multiverse": {}}
-        grid = settings.model_dump(exclude={"texts"})
+        grid = settings.model_dump()
         made = Composition(studies, listed, tables, own, grid, goes_on, facts=("model", "tokenizer"))
         return run_composed(self, job, run, subject, made)
 
@@ -171,9 +170,17 @@ def _inner(spec: StudySpec, settings: MultiverseTable, cell: Cell, conditions: S
     if cell.dtype != ENGINES_OWN:
         changes["dtype"] = cell.dtype
     servers = [table.base_url for table in (spec.likelihood, spec.accuracy) if table is not None]
-    engine = {"engine": cell.engine, "base_url": next(filter(None, servers), None)}
+    own: dict[str, Any] = {"engine": cell.engine, "base_url": next(filter(None, servers), None)}
+    if cell.extraction is not None and cell.grader is not None:
+        # Judged once in the inner folder itself, by the first of the ways; all ways judge its answers again.
+        own |= {"rules": _rules(cell.extraction), "grader": cell.grader}
     where = ", ".join((cell.template, f"system {cell.system}", cell.dtype, cell.engine))
-    return inner_spec(spec, cast("Readout", cell.readout), f"By {cell.readout}: {where}", conditions, changes, engine)
+    return inner_spec(spec, cast("Readout", cell.readout), f"By {cell.readout}: {where}", conditions, changes, own)
+
+
+def _rules(extraction: str) -> list[str] | None:
+    """The rules of a value of `extraction`, first to last; None leaves them to the task."""
+    return None if extraction == TASKS_OWN else extraction.split("+")
 
 
 def _none_possible(reasons: Mapping[str, str]) -> str:

@@ -41,7 +41,7 @@ def _grid(rows: Sequence[Specification], readouts: Sequence[str]) -> str:
     for readout in readouts:
         own = [row for row in rows if row.readout == readout and row.reason is None]
         count = len({row.specification for row in own})
-        crossed = " × ".join(f"{len(values)} {SETTINGS[name]}" for name, values in varied(own).items())
+        crossed = " × ".join(counted(len(values), SETTINGS[name]) for name, values in varied(own).items())
         said.append(f"{counted(count, 'specification')} by {readout}{f' ({crossed})' if crossed else ''}")
     return " and ".join(said)
 
