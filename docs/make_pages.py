@@ -17,7 +17,15 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
-from mless.study.spec import AccuracyTable, ConditionTable, DoseTable, LikelihoodTable, MultiverseTable, PlaceboTable, TuneTable
+from mless.study.spec import (
+    AccuracyTable,
+    ConditionTable,
+    DoseTable,
+    LikelihoodTable,
+    MultiverseTable,
+    PlaceboTable,
+    TuneTable,
+)
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"

@@ -32,7 +32,8 @@ def write_multiverse(
     """With a chat template there is an effect, in plain text there is none, and of the template `left_out` there are no numbers."""
     rng = np.random.default_rng(seed)
     by = {"accuracy" if name == "pass@1" else "likelihood" for name in metrics}
-    cells = cells_of(MultiverseTable(**({"dtype": ["float32", "bfloat16"], "by": sorted(by, reverse=True)} | settings)))
+    chosen: dict[str, Any] = {"dtype": ["float32", "bfloat16"], "by": sorted(by, reverse=True)} | settings
+    cells = cells_of(MultiverseTable(**chosen))
     reasons = {cell.folder: "no such template here" for cell in cells if cell.template == left_out}
     changes: dict[Cell, dict[str, np.ndarray]] = {}
     common = rng.normal(0, 1, (items, len(conditions)))

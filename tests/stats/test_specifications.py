@@ -69,6 +69,8 @@ def test_with_few_items_all_patterns_are_taken_as_the_slow_way_does() -> None:
     assert found.p_rises == pytest.approx(np.mean(np.array(rises) >= rises[0]))
     assert found.p_drops == pytest.approx(np.mean(np.array(drops) >= drops[0]))
     assert found.p_median == pytest.approx(np.mean(np.array(medians) >= medians[0] - 1e-12))
+    either = np.maximum(rises, drops)
+    assert found.p_either == pytest.approx(np.mean(either >= either[0]))
     assert found.rises_by_chance == pytest.approx(np.mean(rises))
     assert found.rises_limit == np.quantile(rises, 0.95, method="higher")
 
@@ -100,7 +102,7 @@ def test_the_joint_test_holds_its_level(shape: str, shared: float) -> None:
     draw, sets = rng(5), 300
     found = [jointly(items_of(draw, 20, np.zeros(9), shared=shared, shape=shape), n, 199) for n in range(sets)]
     # 0.05 + 3 standard errors of 300 data sets
-    for name in ("p_rises", "p_drops", "p_median"):
+    for name in ("p_rises", "p_drops", "p_either", "p_median"):
         assert np.mean([getattr(one, name) <= 0.05 for one in found]) <= 0.088, name
     # and the median's p is not idle: ties are rare
     assert np.mean([one.p_median <= 0.5 for one in found]) == pytest.approx(0.5, abs=0.1)

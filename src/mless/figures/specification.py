@@ -16,7 +16,7 @@ from mless.figures.style import PAGE_WIDTH, SMALL, Picture
 from mless.results.figure_kinds import Drawing
 from mless.results.nats import METRICS_OF_CHANGE, signed, unit_of_change
 from mless.results.placed import shown_metrics
-from mless.results.schemas import Specification, SpecificationTest
+from mless.results.specification_rows import Specification, SpecificationTest
 from mless.results.specified import SETTINGS, StoredMultiverse, tally, varied
 from mless.results.wording import p_words
 
@@ -193,17 +193,15 @@ def _note(bands: Sequence[Sequence[Panel]]) -> str:
         for panel in band:
             test = panel.test
             words = f"{test.condition}, {test.metric}: {tally(test)}; median Δ {signed(test.median, test.metric)} ({_p(test.p_median)})"
-            if test.p_rises is not None and test.p_drops is not None:
-                side = ("rises", test.p_rises) if test.median >= 0 else ("drops", test.p_drops)
-                words += f"; so many {side[0]}: {_p(side[1])}"
+            if max(test.rises, test.drops):
+                words += f"; so many one way: {_p(test.p_either)}"
             said.append(words + (f"; {test.left_out} left out" if test.left_out else ""))
     panels = [panel for band in bands for panel in band]
     counts = sorted({row.n for panel in panels for row in panel.rows if row.n})
     items = "–".join(dict.fromkeys((f"{counts[0]:,}", f"{counts[-1]:,}"))) if counts else "0"
-    fixed = _fixed(panels)
     return (
-        f"n = {items} items. {'. '.join(said)}. {fixed}Colours: each specification by itself at p ≤ 0.05. Specifications share their items; joint p by flipping "
-        "items' signs in all of them at once."
+        f"n = {items} items. {'. '.join(said)}. {_fixed(panels)}Colours: each specification by itself at p ≤ 0.05. Specifications share their items; "
+        "the p here flip the signs of items in all of them at once."
     )
 
 

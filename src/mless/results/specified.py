@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mless.results.reading import StoredStudy, read_measured
-from mless.results.schemas import Specification, SpecificationSetting, SpecificationTest
+from mless.results.specification_rows import Specification, SpecificationSetting, SpecificationTest
 
 #: The settings of a specification, in the order of tables and pictures: column → in words.
 SETTINGS = {

@@ -46,7 +46,8 @@ class Specified:
 class Joint:
     """All specifications at once. `rises_by_chance` and `rises_limit` are mean and 95 % quantile of the number that rise where nothing has an effect.
 
-    `p_rises`: where nothing has an effect, so many or more rise; `p_drops` likewise. `p_median`: the median Δ is as far from 0.
+    `p_rises`: where nothing has an effect, so many or more rise; `p_drops` likewise. `p_either` is for a side that is chosen by looking: so many
+    rise, or so many drop. `p_median`: the median Δ is as far from 0, on either side.
     """
 
     n: int
@@ -61,6 +62,7 @@ class Joint:
     p_median: float
     p_rises: float
     p_drops: float
+    p_either: float
     rises_by_chance: float
     rises_limit: int
 
@@ -133,7 +135,7 @@ def joint_test(
     used = int((~np.isnan(values)).any(axis=1).sum())
     if used < 2 or not count:
         return Joint(used, count, **tally, median=ends[0], lowest=ends[1], highest=ends[2], p_median=math.nan, p_rises=math.nan,
-                     p_drops=math.nan, rises_by_chance=math.nan, rises_limit=0)  # fmt: skip
+                     p_drops=math.nan, p_either=math.nan, rises_by_chance=math.nan, rises_limit=0)  # fmt: skip
     flipped = _Flipped.of(values, rng, flips)
     up, down = flipped.significant(alpha)
     rises, drops = up.sum(axis=1), down.sum(axis=1)
@@ -149,6 +151,7 @@ def joint_test(
         p_median=flipped.share(medians >= abs(ends[0]) - tie),
         p_rises=flipped.share(rises >= tally["rises"]),
         p_drops=flipped.share(drops >= tally["drops"]),
+        p_either=flipped.share(np.maximum(rises, drops) >= max(tally["rises"], tally["drops"])),
         rises_by_chance=float(rises.mean()),
         rises_limit=int(np.quantile(rises, 0.95, method="higher")),
     )
@@ -194,7 +197,7 @@ class _Flipped:
         far = size > edge + _TIE * self.scale
         at, which = np.nonzero(far)
         lo, hi = self._interval(at, which, 1 - alpha)
-        up, down = np.zeros((2, *size.shape), np.bool_)
+        up, down = np.zeros(size.shape, np.bool_), np.zeros(size.shape, np.bool_)
         up[at, which], down[at, which] = lo > 0, hi < 0
         return up, down
 

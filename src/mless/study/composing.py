@@ -157,37 +157,47 @@ def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, ma
     )
     with folder.writing():
         folder.write_manifest(about)
-        began, computed, units = time.monotonic(), 0, 0
-        left_out: dict[str, MlessError] = {}
-        for name, study in made.inner.items():
-            job.progress.say(f"{name}: {len(study.conditions)} conditions on {len(items)} items")
-            try:
-                outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))
-            except MlessError as fault:
-                # A folder that is damaged, busy or another study's is never passed over.
-                if not isinstance(fault, BadFolder) and made.goes_on(name, fault):
-                    left_out[name] = fault
-                    job.progress.say(f"{name}: left out: {fault}")
-                    if not (folder.path / name / "study.json").exists():
-                        shutil.rmtree(folder.path / name, ignore_errors=True)
-                    if len(left_out) < len(made.inner):
-                        continue
-                    fault = next(iter(left_out.values()))
-                if stored is None and not any((folder.path / one / "study.json").exists() for one in made.inner):
-                    # Nothing was measured, so remove the folder; the inner run has released its lock.
-                    for one in made.inner:
-                        shutil.rmtree(folder.path / one, ignore_errors=True)
-                    folder.discard()
-                raise fault
-            computed, units = computed + outcome.computed, units + outcome.units
+        began = time.monotonic()
+        computed, units, left_out = _run_inner(job, run, made, folder, len(items), begun=stored is not None)
         inner = {name: ResultFolder(folder.path / name) for name in made.inner if name not in left_out}
         for name, table in made.tables(inner).items():
             folder.write_table(name, table)
         timings = {"total_s": round(time.monotonic() - began, 2), "units_computed": computed}
         # Last, because it says that everything else is there.
-        found = _of_inner(inner, made.facts) | ({"left_out": sorted(left_out)} if left_out else {})
+        found = _of_inner(inner, made.facts) | ({"left_out": left_out} if left_out else {})
         folder.write_manifest(about | found | {"units": units, "complete": True, "timings": timings})
     return Outcome(folder.path, computed, units)
+
+
+def _run_inner(
+    job: Job, run: Run, made: Composition, folder: ResultFolder, items: int, *, begun: bool
+) -> tuple[int, int, list[str]]:
+    """Units computed, all units, and the inner studies that were left out. `begun`: the folder is not this run's alone, so it is kept."""
+    computed, units = 0, 0
+    left_out: dict[str, MlessError] = {}
+    for name, study in made.inner.items():
+        job.progress.say(f"{name}: {len(study.conditions)} conditions on {items} items")
+        there = (folder.path / name).exists()
+        try:
+            outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))
+        except MlessError as fault:
+            if not there and not (folder.path / name / "study.json").exists():
+                # Nothing of it was measured; the inner run has released its lock.
+                shutil.rmtree(folder.path / name, ignore_errors=True)
+            # A folder that is damaged, busy or another study's is never passed over.
+            passed_over = not isinstance(fault, BadFolder) and made.goes_on(name, fault)
+            if passed_over:
+                left_out[name] = fault
+                job.progress.say(f"{name}: left out: {fault}")
+                if len(left_out) < len(made.inner):
+                    continue
+            if not begun and not any((folder.path / one / "study.json").exists() for one in made.inner):
+                folder.discard()
+            if passed_over:
+                raise left_out[next(iter(left_out))] from None
+            raise
+        computed, units = computed + outcome.computed, units + outcome.units
+    return computed, units, sorted(left_out)
 
 
 def _settings(spec: StudySpec) -> Any:

@@ -16,13 +16,8 @@ from mless.engines import ENGINES
 from mless.errors import BadStudy
 from mless.results.folder import ResultFolder
 from mless.results.nats import METRICS_OF_CHANGE
-from mless.results.schemas import (
-    REPLIES,
-    SPECIFICATION_SETTINGS,
-    SPECIFICATION_TESTS,
-    SPECIFICATIONS,
-    table_of_rows,
-)
+from mless.results.schemas import REPLIES, table_of_rows
+from mless.results.specification_rows import SPECIFICATION_SETTINGS, SPECIFICATION_TESTS, SPECIFICATIONS
 from mless.stats.specifications import Specified, each_specification, joint_test, setting_effects
 from mless.study.composing import Changes, answered_changes, changes_in
 from mless.study.spec_tables import MULTIVERSE_SETTINGS, MultiverseTable
@@ -150,7 +145,7 @@ def tables_of_changes(
             own = {**names, "condition": condition, "metric": metric}
             table = np.stack([changes[cell][metric][:, at] for cell in ran], axis=1)
             known = ~np.isnan(table).all(axis=0)
-            used = [cell for cell, one in zip(ran, known, strict=True) if one]
+            used = [ran[one] for one in np.flatnonzero(known).tolist()]
             if not used:
                 continue
             table, margin = table[:, known], margin_of(metric)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mless.results.nats import signed, size, unit_of_change
 from mless.results.placed import shown_metrics
-from mless.results.schemas import Specification, SpecificationSetting, SpecificationTest
+from mless.results.specification_rows import Specification, SpecificationSetting, SpecificationTest
 from mless.results.specified import SETTINGS, StoredMultiverse, tally, varied
 from mless.results.wording import p_words
 from mless.values import condition_of, condition_words, counted
@@ -53,10 +53,11 @@ def _said(test: SpecificationTest, settings: Sequence[SpecificationSetting]) -> 
 
 
 def _jointly(test: SpecificationTest) -> str:
-    if test.p_median is None or test.p_rises is None or test.p_drops is None:
+    if test.p_median is None or test.p_either is None:
         return "jointly not tested: fewer than two items have a value"
-    word, count, p = ("rise", test.rises, test.p_rises) if test.median >= 0 else ("drop", test.drops, test.p_drops)
-    return f"jointly, if it did nothing anywhere: {count} or more {word} with {p_words(p)}, a median as far from 0 with {p_words(test.p_median)}"
+    most = max(test.rises, test.drops)
+    one_way = f"{most} or more go one way with {p_words(test.p_either)}, " if most else ""
+    return f"jointly, if it did nothing anywhere: {one_way}a median as far from 0 with {p_words(test.p_median)}"
 
 
 def _most(settings: Sequence[SpecificationSetting]) -> list[str]:
