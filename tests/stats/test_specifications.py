@@ -161,6 +161,13 @@ def test_the_test_of_a_setting_holds_its_level() -> None:
         assert np.mean([one[name].p <= 0.05 for one in found]) <= 0.096  # 0.05 + 3 standard errors
 
 
+def test_a_setting_that_changes_no_item_has_no_range() -> None:
+    changes = np.repeat(items_of(rng(8), 16, np.array([0.3, 0.0])), 3, axis=1)
+    settings = {"template": ["chat"] * 3 + ["raw"] * 3, "grader": ["a", "b", "c"] * 2}
+    found = setting_effects(changes, settings, ["undecided"] * 6, rng(), flips=199)
+    assert (found["grader"].range, found["grader"].p) == (0.0, 1.0)
+
+
 def test_settings_without_several_values_move_nothing() -> None:
     assert setting_effects(np.zeros((5, 1)), {"template": ["chat"]}, ["undecided"], rng()) == {}
     assert math.isnan(

@@ -256,12 +256,15 @@ def setting_effects(
     signs = (
         list(_patterns(len(known), rng, flips, complete=len(known) <= _ALL_PATTERNS_UP_TO)) if len(known) > 1 else []
     )
+    # weights are computed, so equal changes give means that differ in the last digits
+    noise = 1e-12 * float(np.abs(known).max(initial=0.0))
     found: dict[str, SettingEffect] = {}
     for name, some in levels.items():
         by_item = known @ weights[name].T
         means = by_item.mean(axis=0) if len(known) else np.full(len(some), math.nan)
         away = by_item - by_item.mean(axis=1, keepdims=True)
-        width = float(np.ptp(means))
+        away[np.abs(away) <= noise] = 0.0
+        width = float(np.ptp(means)) if not len(known) or np.ptp(means) > noise else 0.0
         p = _range_p(away, signs, complete=len(known) <= _ALL_PATTERNS_UP_TO) if signs else math.nan
         turned, pairs = _turned(name, settings, verdicts)
         found[name] = SettingEffect(dict(zip(some, means.tolist(), strict=True)), width, p, turned, pairs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -19,7 +20,7 @@ from mless.study.bench import Job
 from mless.study.composing import inner_spec
 from mless.study.conditions import condition_named
 from mless.study.identity import default_folder
-from mless.study.multiverse.tables import cells_of
+from mless.study.multiverse.tables import cells_of, tables_of_changes
 from mless.study.running import run_job
 from mless.study.spec import MultiverseTable
 from mless.study.verifying import verify
@@ -311,6 +312,16 @@ def test_the_verdict_counts_specifications_and_names_the_setting(tmp_path: Path)
     )
     assert any("extraction rule and grader concern drawn answers" in line for line in lines)
     assert any("specifications share their items and are no independent studies" in line for line in lines)
+
+
+def test_a_share_changes_by_no_more_than_all_of_it() -> None:
+    """One item of 16 that turns is so skewed that its interval would reach beyond."""
+    cell = cells_of(MultiverseTable(by=["accuracy"]))[0]
+    changes = {cell: {"pass@1": np.array([[-1.0]] * 3 + [[0.0]] * 13)}}
+    names = {"model": "m", "task": "t"}
+    found = tables_of_changes(changes, [cell], {}, ["mless"], names, lambda metric: 0.02, seed=0)
+    row = found["specifications"].to_pylist()[0]
+    assert (row["lo"], row["delta"]) == (-1.0, -3 / 16)
 
 
 def test_few_items_are_said_to_be_too_few(tmp_path: Path) -> None:

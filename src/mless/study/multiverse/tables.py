@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -151,8 +152,11 @@ def tables_of_changes(
             table, margin = table[:, known], margin_of(metric)
             rng = np.random.default_rng([seed, number, at])
             found = each_specification(table, margin, rng, flips=flips)
+            # no share changes by more than 1, whatever a few skewed items say
+            most = 1.0 if METRICS_OF_CHANGE[metric].share else math.inf
             for cell, one in zip(used, found, strict=True):
-                rows.append(own | _named(cell, numbers) | asdict(one) | {"margin": margin})
+                ends = {"lo": max(one.lo, -most), "hi": min(one.hi, most)}
+                rows.append(own | _named(cell, numbers) | asdict(one) | ends | {"margin": margin})
             rows += [own | _named(cell, numbers) | {"reason": reasons[cell.folder]} for cell in left_out]
             tests.append(own | asdict(joint_test(table, found, rng)) | {"left_out": len(left_out)})
             settings += [own | row for row in _settings(table, used, found, rng)]
