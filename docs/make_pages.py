@@ -17,7 +17,15 @@ import typer
 from mless.cli import app
 from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
-from mless.study.spec import AccuracyTable, ConditionTable, DoseTable, LikelihoodTable, PlaceboTable, TuneTable
+from mless.study.spec import (
+    AccuracyTable,
+    ConditionTable,
+    DoseTable,
+    LikelihoodTable,
+    MultiverseTable,
+    PlaceboTable,
+    TuneTable,
+)
 
 HERE = Path(__file__).resolve().parent
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
@@ -80,6 +88,7 @@ def _study_fields() -> Iterable[tuple[str, str]]:
     tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
     tables |= {"likelihood": ("likelihood", LikelihoodTable()), "tune": ("tune", TuneTable())}
     tables |= {"placebo": ("placebo", PlaceboTable()), "dose": ("dose", DoseTable())}
+    tables |= {"multiverse": ("multiverse", MultiverseTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]

@@ -78,6 +78,10 @@ def _folded(question: str) -> tuple[str, str, str, str, str]:
     return "<s><|im_start|>user\n", SYSTEM_TEXT, "\n\n", question.rstrip(), "<|im_end|>\n<|im_start|>assistant\n"
 
 
+def _one_turn(question: str) -> tuple[str, str, str, str, str]:
+    return "<|im_start|>user\n", SYSTEM_TEXT, "\n\n", question, "<|im_end|>\n<|im_start|>assistant\n"
+
+
 def _raw(question: str) -> tuple[str, str, str, str, str]:
     return "", SYSTEM_TEXT, "\n", question, ""
 
@@ -89,6 +93,7 @@ MADE = [
     Habit("chatml", lambda: byte_level(CHATML), "chat", _chatml),
     Habit("chatml-trimmed-offsets", lambda: byte_level(CHATML, trim_offsets=True), "chat", _chatml),
     Habit("template-trims", lambda: byte_level(TRIMS, bos=True), "chat", _trimmed),
+    Habit("chatml-one-turn", lambda: byte_level(CHATML), "user", _one_turn),
     Habit("template-without-system", lambda: byte_level(NO_SYSTEM, bos=True), "chat", _folded),
 ]
 
@@ -106,7 +111,7 @@ def expected_names(
     parts = [part.encode() for part in habit.parts(question)]
     ends = [sum(map(len, parts[: n + 1])) for n in range(5)]
     pieces = [b"" if habit.bos and n == 0 else spelled(tokenizer, i) for n, i in enumerate(ids)]
-    if habit.kind == "chat":
+    if habit.kind != "raw":
         pieces = [spelled(tokenizer, i) for i in ids]
     assert b"".join(pieces) == b"".join(parts)
     names: list[str] = []
@@ -158,7 +163,7 @@ def check(habit: Habit, tokenizer: Any, question: str, condition: Condition, see
     elif condition.placement == "anywhere":
         assert names[at - 1] == names[at]
         assert names[at] in ("system", "question")
-    elif habit.kind == "chat":
+    elif habit.kind != "raw":
         assert at == names.index("question")
     else:
         # The line break is always a token of its own, so filler can stand before it.
@@ -504,7 +509,9 @@ def test_which_kind_is_used() -> None:
     assert resolve_kind("raw", byte_level(CHATML), "m") == "raw"
     with pytest.raises(BadPrompt, match=r"m has no chat template.*use --prompt raw, or --tokenizer"):
         resolve_kind("chat", byte_level(), "m")
-    with pytest.raises(BadPrompt, match="no prompt kind 'tchat'; there are: auto, chat, raw"):
+    with pytest.raises(BadPrompt, match=r"m has no chat template, but --prompt user asks for one"):
+        resolve_kind("user", byte_level(), "m")
+    with pytest.raises(BadPrompt, match="no prompt kind 'tchat'; there are: auto, chat, user, raw"):
         resolve_kind("tchat", byte_level(), "m")
 
 
@@ -755,6 +762,8 @@ def test_messages_for_servers_that_take_text() -> None:
     question = ITEMS[0].question
     assert conversations(NONE)[0] == (("system", SYSTEM_TEXT), ("user", question))
     assert conversations(NONE, system=" ")[0] == (("user", question),)
+    assert conversations(NONE, one_turn=True)[0] == (("user", f"{SYSTEM_TEXT}\n\n{question}"),)
+    assert conversations(NONE, one_turn=True, system="")[0] == (("user", question),)
     own = Condition("own", "none", system="Think first.", question="{question} Say it.")
     assert conversations(own)[0] == (("system", "Think first."), ("user", f"{question} Say it."))
     slashes = "/ / / / / / /"

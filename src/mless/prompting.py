@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mless import templates
 from mless.conditions.base import decoded, refuse_surrogates, seeded
@@ -20,7 +20,9 @@ from mless.errors import BadPrompt
 from mless.values import Condition, Item, Prompt, Span, SpanName
 
 SYSTEM_TEXT = "Please reason step by step and put your final answer within \\boxed{}."
-PromptKind = Literal["chat", "raw"]
+#: The model's chat template with a system turn, or with the system text at the head of the user's turn; or plain text.
+PromptKind = Literal["chat", "user", "raw"]
+PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)
 
 # What a template is rendered with to see where it puts the two texts. Letters only, so that no template escapes or trims them.
 _SYSTEM_MARK, _QUESTION_MARK = "MLESSSYSTEMMARK", "MLESSQUESTIONMARK"
@@ -77,13 +79,13 @@ def resolve_kind(asked: str, tokenizer: Any, label: str) -> PromptKind:
     has = bool(getattr(tokenizer, "chat_template", None))
     if asked == "auto":
         return "chat" if has else "raw"
-    if asked == "chat" and not has:
+    if asked in ("chat", "user") and not has:
         raise BadPrompt(
-            f"{label} has no chat template, but --prompt chat asks for one; use --prompt raw, or --tokenizer with a template"
+            f"{label} has no chat template, but --prompt {asked} asks for one; use --prompt raw, or --tokenizer with a template"
         )
-    if asked not in ("chat", "raw"):
-        raise BadPrompt(f"no prompt kind {asked!r}; there are: auto, chat, raw")
-    return asked  # pyright: ignore[reportReturnType]
+    if asked not in PROMPT_KINDS:
+        raise BadPrompt(f"no prompt kind {asked!r}; there are: auto, {', '.join(PROMPT_KINDS)}")
+    return asked
 
 
 def build_prompts(
@@ -120,8 +122,9 @@ def build_messages(
     system: str = SYSTEM_TEXT,
     seed: int = 0,
     sentences: Sequence[str] = (),
+    one_turn: bool = False,
 ) -> Iterator[tuple[tuple[str, str], ...]]:
-    """One conversation per item, (role, text) pairs, for servers that take text only.
+    """One conversation per item, (role, text) pairs, for servers that take text only. `one_turn`: the system text opens the user's turn.
 
     Filler is then text: `length` times the filler, or so many words. How many tokens that is, and whether they merge, is up to the server.
     """
@@ -147,6 +150,8 @@ def build_messages(
                     f"condition {condition.name!r}: a text conversation has no place {condition.placement!r}; use before-system, before-question, end or "
                     "anywhere"
                 )
+        if one_turn and front.strip():
+            front, question = "", f"{front}\n\n{question}"
         yield (("system", front), ("user", question)) if front.strip() else (("user", question),)
 
 
@@ -215,7 +220,9 @@ def render(tokenizer: Any, item: Item, *, kind: PromptKind, system: str = SYSTEM
         text = f"{system}\n{item.question}"
         system_at, system_end, question_at, question_end = 0, len(system), len(system) + 1, len(text)
     else:
-        text, system_at, system_end, question_at, question_end = _render_chat(tokenizer, item, system)
+        text, system_at, system_end, question_at, question_end = _render_chat(
+            tokenizer, item, system, one_turn=kind == "user"
+        )
     refuse_surrogates(text, f"item {item.id!r}")
     # A chat template writes its own special tokens; raw text gets the tokenizer's. Raw filler goes before the line break, as published, so a
     # token such as ".\n" is split there in every raw prompt, with filler or without.
@@ -351,9 +358,9 @@ def _name_textless(names: list[SpanName], extents: Sequence[tuple[int, int]]) ->
             names[i] = "end"
 
 
-def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int, int, int]:
-    """The rendered conversation, and where each of its two texts begins and ends."""
-    shape, folded = _shape(tokenizer)
+def _render_chat(tokenizer: Any, item: Item, system: str, *, one_turn: bool = False) -> tuple[str, int, int, int, int]:
+    """The rendered conversation, and where each of its two texts begins and ends. `one_turn`: the system text opens the user's turn."""
+    shape, folded = _shape(tokenizer, one_turn=one_turn)
     try:
         text = (_fold if folded else _converse)(tokenizer, system, item.question)
     except templates.TemplateRefuses as fault:
@@ -371,10 +378,10 @@ def _render_chat(tokenizer: Any, item: Item, system: str) -> tuple[str, int, int
     raise BadPrompt(f"item {item.id!r}: the chat template changes the question's text; use --prompt raw")
 
 
-def _shape(tokenizer: Any) -> tuple[str, bool]:
-    """The conversation around the two marks, and whether the system text had to be folded into the user's turn."""
+def _shape(tokenizer: Any, *, one_turn: bool = False) -> tuple[str, bool]:
+    """The conversation around the two marks, and whether the system text is folded into the user's turn, as asked or because it has to be."""
     cause = "it does not show system text and question once each"
-    for folded, write in ((False, _converse), (True, _fold)):
+    for folded, write in ((True, _fold),) if one_turn else ((False, _converse), (True, _fold)):
         try:
             shape = write(tokenizer, _SYSTEM_MARK, _QUESTION_MARK)
         except templates.TemplateRefuses as fault:  # some refuse the system role
@@ -396,7 +403,7 @@ def _converse(tokenizer: Any, system: str, question: str) -> str:
 
 
 def _fold(tokenizer: Any, system: str, question: str) -> str:
-    """For templates without a system role: the system text opens the user's turn."""
+    """For templates without a system role, and for prompts of one turn: the system text opens the user's turn."""
     content = f"{system}\n\n{question}" if system.strip() else question
     messages = [{"role": "user", "content": content}]
     return templates.render(tokenizer, messages)

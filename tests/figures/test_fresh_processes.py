@@ -23,6 +23,7 @@ from mless.study import load_study, run_study
 from mless.study.spec import AccuracyTable
 from mless.values import ArmSettings, Condition, FigureSpec, Panel
 from placed_folders import write_placebo
+from specified_folders import write_multiverse
 from spelling import model_folder
 from synthetic import write_answers, write_folder, write_likelihood, write_tuning
 
@@ -56,6 +57,7 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
     "classes": (FigureSpec("classes", "classes", (), ("none", "mless", "random", "arm")), ("activations",)),
     "dose": (FigureSpec("dose", "dose"), ("dose",)),
     "placebo": (FigureSpec("placebo", "placebo"), ("placebo",)),
+    "specification": (FigureSpec("specification", "specification"), ("multiverse",)),
     "displacement": (
         FigureSpec("displacement", "displacement", (), ("none", "mless", "random", "position-only")),
         ("affine",),
@@ -109,6 +111,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dose(root / "dose")
     other = {"model": {"name": "llama", "label": LLAMA, "family": "llama", "fingerprint": "8e" * 16}}
     write_answers(root / "other-answers", label=LLAMA, items=60, seed=1, about=other)
+    write_multiverse(root / "multiverse")
     drawn = AccuracyTable(samples=4, temperature=0.5, top_p=0.95, k=[1, 3])
     write_answers(root / "sampled", name="llama", label=LLAMA, items=30, settings=drawn)
     lengths = [Condition(name, "repeat", " /", int(name[6:])) for name in LENGTHS]

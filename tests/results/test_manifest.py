@@ -93,7 +93,7 @@ def test_a_field_of_another_kind_is_named(name: str, value: Any, why: str, answe
     ("name", "value", "why"),
     [
         ("prompt", None, "the field prompt is missing"),
-        ("prompt", "evil", "prompt: expected 'chat', 'raw' or 'text', found 'evil'"),
+        ("prompt", "evil", "prompt: expected 'chat', 'user', 'raw' or 'text', found 'evil'"),
         ("omit_first", 1, "omit_first: expected a valid boolean"),
     ],
 )

@@ -19,7 +19,7 @@ from mless.study.kinds import MEASUREMENTS, measured_in, measurement_of, readout
 from outside import Outside
 from spelling import model_folder
 
-KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "dose", "tune"]
+KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "dose", "multiverse", "tune"]
 #: A study of each, and how its verdict begins.
 STUDIES = {
     "attention": ("quick", "tiny, 2 items of bundled, raw prompts; retained share λ"),
@@ -28,6 +28,7 @@ STUDIES = {
     "likelihood": ("likelihood", "tiny, 2 items of bundled: log-probabilities of"),
     "placebo": ("placebo", "tiny, 2 items of bundled: mless among 2 arbitrary edits of 3 tokens"),
     "dose": ("dose", "tiny, 6 items of bundled: mless in 2 lengths from 1 to 3 tokens, before-question, by likelihood"),
+    "multiverse": ("multiverse", "tiny, 2 items of bundled: mless against none in 1 specification by likelihood"),
     "accuracy": ("accuracy", "tiny, 6 items of arithmetic-1"),
     "tune": ("tune", "2 settings of ARM tried"),
 }
@@ -92,8 +93,12 @@ def changes_for(kind: str, model: Path, here: Path) -> dict[str, Any]:
                 "dose.points": 2,
                 "dose.placements": "before-question",
             }
-        own = {"placebo.edits": 2} if kind == "placebo" else {}
-        return {"model": str(model), "limit": 2, "length": 3, "conditions": "none,mless", "prompt": "raw", **own}
+        own: dict[str, Any] = {"prompt": "raw"}
+        if kind == "multiverse":
+            own = {"multiverse.template": "raw", "multiverse.system": "none"}
+        if kind == "placebo":
+            own["placebo.edits"] = 2
+        return {"model": str(model), "limit": 2, "length": 3, "conditions": "none,mless", **own}
     script = here / "script.json"
     script.write_text(json.dumps({"*": "It is 4."}))
     given = {"model": "tiny", "data": "arithmetic:1:6", "accuracy.engine": "scripted", "accuracy.script": str(script)}

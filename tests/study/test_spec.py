@@ -128,7 +128,7 @@ def test_set_needs_a_key_and_a_value(text: str) -> None:
         ("seed=-1", "field 'seed': input should be greater than or equal to 0, got -1"),
         ("flips=99", "field 'flips': input should be greater than or equal to 100000, got 99"),
         ("placement=middle", "'before-system', 'before-question', 'end', 'before-answer' or 'anywhere', got 'middle'"),
-        ("prompt=tchat", "input should be 'auto', 'chat' or 'raw', got 'tchat'"),
+        ("prompt=tchat", "input should be 'auto', 'chat', 'user' or 'raw', got 'tchat'"),
         ("dtype=int8", "input should be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'"),
         ("conditions=7", "field 'conditions': input should be a valid list, got 7"),
         ("figure.heads=2", "study 'quick' is for no figure; `mless studies` shows which are"),

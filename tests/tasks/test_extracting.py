@@ -276,7 +276,7 @@ def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
                 continue
             assert found.how == rule
             assert found.stated is not None
-            assert found.stated or rule in ("formula", "number", "choice")
+            assert found.stated or rule in ("formula", "number", "choice", "last-number", "first-number")
             assert found.text.strip() != ""
             assert found.text == found.text.strip() or rule == "code", "only code keeps its indentation"
             there = text[found.start : found.stop]

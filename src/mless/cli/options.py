@@ -139,7 +139,10 @@ class PromptOptions:
     limit: Annotated[int | None, typer.Option(help="Use only the first N items."), StudyField()] = None
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", help="chat (the model's template), raw (as published), or auto."),
+        typer.Option(
+            "--prompt",
+            help="chat (the model's template), user (the same, the system text in the user's turn), raw (as published), or auto.",
+        ),
         StudyField(),
     ] = None
 

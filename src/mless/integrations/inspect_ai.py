@@ -295,6 +295,8 @@ class _Worker:
         from mless.models import load
         from mless.prompting import resolve_kind
 
+        if asked.prompt == "user":
+            raise BadStudy(f"{WHO}: which turn holds which text is Inspect's to say; prompt is auto, chat or raw")
         model = load(
             name,
             tokenizer=asked.tokenizer,

@@ -122,7 +122,7 @@ def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
         ("Fingerprint", model.get("fingerprint")),
         ("Data", study.get("data") or about.get("task")),
         ("Items", len(folder.items)),
-        ("Prompt", study.get("prompt")),
+        ("Prompt", None if study.get("multiverse") else study.get("prompt")),  # a multiverse has several
         *own,
         ("Seeds", about.get("seeds", study.get("seed"))),
         ("Device", about.get("device")),

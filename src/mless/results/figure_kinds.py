@@ -80,6 +80,7 @@ FIGURES: Registry[FigureKind] = Registry(
         "classes": _of_layer("mless.figures.activations:classes_of", counts_arm=True),
         "dose": FigureKind("mless.figures.dose:dose_of", overview=True),
         "placebo": FigureKind("mless.figures.placebo:placebo_of", overview=True),
+        "specification": FigureKind("mless.figures.specification:specification_of", overview=True),
         "sensitivity": FigureKind("mless.figures.tuning:sensitivity_of"),
         "forest": FigureKind("mless.figures.forest:forest_of"),
     },

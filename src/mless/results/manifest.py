@@ -131,7 +131,7 @@ class _Manifest(_Shape):
     complete: bool = False
     study: _Study | None = None
     task: str | None = None
-    prompt: Literal["chat", "raw", "text"] | None = None
+    prompt: Literal["chat", "user", "raw", "text"] | None = None
     conditions: dict[str, _Condition] | None = None
     items: list[str] | None = None
     model: _Model | None = None

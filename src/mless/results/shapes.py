@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import pyarrow as pa
 
 from mless.results import schemas
+from mless.results import specification_rows as rows
 from mless.results.nats import LIKELIHOOD_METRICS
 from mless.values import MASS_NAMES, QUERY_SETS
 
@@ -120,6 +121,16 @@ SHAPES: dict[str, Shape] = {
     "dose_tests": Shape(
         schemas.DOSE_TESTS, ("filler", "placement", "metric"), filled=_always(schemas.DoseTest), of_study=False, grid=False
     ),
+    "specifications": Shape(
+        rows.SPECIFICATIONS, ("condition", "metric", "specification"), empty=_optional(rows.Specification),
+        filled=_always(rows.Specification), grid=False,
+    ),
+    "specification_tests": Shape(
+        rows.SPECIFICATION_TESTS, ("condition", "metric"), filled=_always(rows.SpecificationTest), grid=False
+    ),
+    "specification_settings": Shape(
+        rows.SPECIFICATION_SETTINGS, ("condition", "metric", "setting", "value"), filled=_always(rows.SpecificationSetting), grid=False
+    ),
     "edits": Shape(
         schemas.EDIT_MEANS, ("condition", "metric"), empty=frozenset(("ids", "text")), filled=frozenset(("delta",)), grid=False
     ),
@@ -139,6 +150,7 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "layer": (1, None), "head": (0, None), "token": (0, None), "sample": (0, None), "n_items": (0, None), "n_tokens": (0, None),
     "n_scored": (0, None), "rung": (1, None), "n": (1, None), "samples": (1, None), "epsilon_items": (0, None),
     **dict.fromkeys(("slope_p", "slope_p_adjusted", "peak_p", "peak_p_adjusted", "test_p"), (0.0, 1.0)),
+    **dict.fromkeys(("p_median", "p_rises", "p_drops", "p_either", "range_p", "range_p_adjusted"), (0.0, 1.0)), "specification": (1, None),
     "edits": (1, None), "edits_sd": (0.0, None), **dict.fromkeys(("percentile", "percentile_lo", "percentile_hi"), (0.0, 1.0)),
     **dict.fromkeys(("p", "p_adjusted", "p_again", "equivalence_p", "lambda_p", "lambda_p_adjusted", "equivalent_p"), (0.0, 1.0)),
     "position": (0, None), "number": (0, None), "logp": (None, 0.0), "entropy": (0.0, None), "agree": (0.0, 1.0), "margin": (0.0, None),

@@ -106,7 +106,9 @@ class TableGate:
     def _may_be_empty(self) -> bool:
         """Points are chosen, and there may be none to choose; none alone is compared with nothing; and items may have no solution, or no answer."""
         alone = set(self.about.get("conditions") or ()) == {"none"}
-        return self._file.stem in ("affine_points", "tokens", "candidates") or (alone and self._file.stem in _COMPARED)
+        # A grid of one specification has no setting with several values.
+        some = ("affine_points", "tokens", "candidates", "specification_settings")
+        return self._file.stem in some or (alone and self._file.stem in _COMPARED)
 
     def _check_size(self, found: pq.FileMetaData, size: int) -> None:
         if found.num_rows < 1 and not self._may_be_empty():

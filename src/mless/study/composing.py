@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float64
 
-from mless.errors import BadStudy, MlessError
+from mless.errors import BadFolder, BadStudy, MlessError
 from mless.results.folder import ResultFolder
 from mless.results.nats import METRICS_OF_CHANGE
 from mless.study.bench import Composed, Job, Outcome, Run
@@ -38,7 +38,7 @@ Readout = Literal["likelihood", "accuracy"]
 
 #: Fields that an inner study does not take over as they are.
 _OF_THE_OUTER = frozenset(
-    "name title figure primary condition conditions accuracy likelihood placebo dose measures options".split()
+    "name title figure primary condition conditions accuracy likelihood placebo dose multiverse measures options".split()
 )
 
 #: A metric → each item's change against `none` under each condition; NaN where the item has no value.
@@ -55,6 +55,10 @@ class Composition:
     #: What stored numbers depend on beside the fields of every study, by name, and what only judges them.
     measured: Mapping[str, Any]
     judged: Any
+    #: Whether an inner study that cannot be run is left out, and the others go on; it is called with the folder's name and the fault.
+    goes_on: Callable[[str, MlessError], bool] = lambda name, fault: False
+    #: What study.json takes over from the inner folders: what is the same in all of them.
+    facts: Sequence[str] = ("engine", "model", "tokenizer", "prompt", "device", "implementations", "lacking")
 
 
 def opened(job: Job, *, weights: bool) -> Subject:
@@ -85,19 +89,31 @@ def named_fillers(spec: StudySpec, names: Sequence[str], what: str) -> list[Cond
     return found
 
 
-def inner_spec(spec: StudySpec, readout: Readout, title: str, conditions: Sequence[Condition]) -> StudySpec:
-    """A study of `none` and these conditions by this readout, with everything else as in `spec`; its command makes its folder again."""
+def inner_spec(
+    spec: StudySpec,
+    readout: Readout,
+    title: str,
+    conditions: Sequence[Condition],
+    changes: Mapping[str, Any] | None = None,
+    settings_changed: Mapping[str, Any] | None = None,
+) -> StudySpec:
+    """A study of `none` and these conditions by this readout, with everything else as in `spec`; its command makes its folder again.
+
+    `changes` are other fields of the study, `settings_changed` of the readout's table.
+    """
     kept = {name for name in StudySpec.model_fields if getattr(spec, name) is not None} - _OF_THE_OUTER
     settings = (
         (spec.likelihood or LikelihoodTable()).model_dump()
         if readout == "likelihood"
         else (spec.accuracy or AccuracyTable()).model_dump() | {"dev_share": 0.0}
     )
+    settings |= settings_changed or {}
     fields = spec.model_dump(include=kept) | {"title": title, readout: settings}
     fields |= {"conditions": ["none", *(one.name for one in conditions)], "condition": _declared(conditions)}
+    fields |= changes or {}
     if load_study(readout).figure is not None:
         fields["figure"] = None
-    return load_study(readout, fields)
+    return load_study(readout, fields, server_named=spec.names_server)
 
 
 def _declared(conditions: Sequence[Condition]) -> dict[str, dict[str, Any]]:
@@ -121,7 +137,8 @@ def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, ma
     if stored is not None:
         check_age(folder, stored)
         check_same(folder, stored, identity)
-        same = stored.get("complete") and stored.get("analysis") == analysis
+        # What was left out is tried again: a server may answer now, and a package be installed.
+        same = stored.get("complete") and stored.get("analysis") == analysis and not stored.get("left_out")
         if same and folder.has_tables(measurement.tables):
             folder.check_tables(measurement.tables, stored)
             return Outcome(folder.path, 0, stored["units"], fresh=False)
@@ -140,25 +157,47 @@ def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, ma
     )
     with folder.writing():
         folder.write_manifest(about)
-        began, computed, units = time.monotonic(), 0, 0
-        for name, study in made.inner.items():
-            job.progress.say(f"{name}: {len(study.conditions)} conditions on {len(items)} items")
-            try:
-                outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))
-            except MlessError:
-                if stored is None and not any((folder.path / one / "study.json").exists() for one in made.inner):
-                    # Nothing was measured, so remove the folder; the inner run has released its lock.
-                    shutil.rmtree(folder.path / name, ignore_errors=True)
-                    folder.discard()
-                raise
-            computed, units = computed + outcome.computed, units + outcome.units
-        inner = {name: ResultFolder(folder.path / name) for name in made.inner}
+        began = time.monotonic()
+        computed, units, left_out = _run_inner(job, run, made, folder, len(items), begun=stored is not None)
+        inner = {name: ResultFolder(folder.path / name) for name in made.inner if name not in left_out}
         for name, table in made.tables(inner).items():
             folder.write_table(name, table)
         timings = {"total_s": round(time.monotonic() - began, 2), "units_computed": computed}
         # Last, because it says that everything else is there.
-        folder.write_manifest(about | _of_inner(inner) | {"units": units, "complete": True, "timings": timings})
+        found = _of_inner(inner, made.facts) | ({"left_out": left_out} if left_out else {})
+        folder.write_manifest(about | found | {"units": units, "complete": True, "timings": timings})
     return Outcome(folder.path, computed, units)
+
+
+def _run_inner(
+    job: Job, run: Run, made: Composition, folder: ResultFolder, items: int, *, begun: bool
+) -> tuple[int, int, list[str]]:
+    """Units computed, all units, and the inner studies that were left out. `begun`: the folder is not this run's alone, so it is kept."""
+    computed, units = 0, 0
+    left_out: dict[str, MlessError] = {}
+    for name, study in made.inner.items():
+        job.progress.say(f"{name}: {len(study.conditions)} conditions on {items} items")
+        there = (folder.path / name).exists()
+        try:
+            outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))
+        except MlessError as fault:
+            if not there and not (folder.path / name / "study.json").exists():
+                # Nothing of it was measured; the inner run has released its lock.
+                shutil.rmtree(folder.path / name, ignore_errors=True)
+            # A folder that is damaged, busy or another study's is never passed over.
+            passed_over = not isinstance(fault, BadFolder) and made.goes_on(name, fault)
+            if passed_over:
+                left_out[name] = fault
+                job.progress.say(f"{name}: left out: {fault}")
+                if len(left_out) < len(made.inner):
+                    continue
+            if not begun and not any((folder.path / one / "study.json").exists() for one in made.inner):
+                folder.discard()
+            if passed_over:
+                raise left_out[next(iter(left_out))] from None
+            raise
+        computed, units = computed + outcome.computed, units + outcome.units
+    return computed, units, sorted(left_out)
 
 
 def _settings(spec: StudySpec) -> Any:
@@ -166,10 +205,9 @@ def _settings(spec: StudySpec) -> Any:
     return [accuracy, spec.likelihood and spec.likelihood.model_dump()]
 
 
-def _of_inner(inner: Mapping[str, ResultFolder]) -> dict[str, Any]:
+def _of_inner(inner: Mapping[str, ResultFolder], names: Sequence[str]) -> dict[str, Any]:
     """What the inner folders say of the model and of the conditions; their control is among these."""
     stored = [folder.about() or {} for folder in inner.values()]
-    names = ("engine", "model", "tokenizer", "prompt", "device", "implementations", "lacking")
     found = {name: one[name] for one in reversed(stored) for name in names if one.get(name) is not None}
     return found | {"conditions": stored[0]["conditions"]}
 
@@ -179,11 +217,17 @@ def changes_in(inner: Mapping[str, ResultFolder], items: Sequence[str], conditio
     rows, columns = ({name: at for at, name in enumerate(names)} for names in (items, conditions))
     found: Changes = {}
     for name, folder in inner.items():
-        for metric, condition, item, change in _answered(folder) if name == "accuracy" else _scored(folder):
+        for metric, condition, item, change in _changes_of(name, folder):
             if condition in columns:
                 table = found.setdefault(metric, np.full((len(items), len(conditions)), np.nan))
                 table[rows[item], columns[condition]] = change
     return {name: found[name] for name in METRICS_OF_CHANGE if name in found}
+
+
+def _changes_of(readout: str, folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
+    if readout != "accuracy":
+        return _scored(folder)
+    return answered_changes(folder.read_table("answers", columns=["condition", "item", "correct"]))
 
 
 def _scored(folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
@@ -191,9 +235,8 @@ def _scored(folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
     yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
-def _answered(folder: ResultFolder) -> Iterator[tuple[str, str, str, float]]:
-    """The share of an item's samples that are right, minus the same under `none`."""
-    answers = folder.read_table("answers", columns=["condition", "item", "correct"])
+def answered_changes(answers: pa.Table) -> Iterator[tuple[str, str, str, float]]:
+    """Metric, condition, item, and the share of the item's samples that are right minus the same under `none`."""
     means = answers.group_by(["condition", "item"]).aggregate([("correct", "mean")]).to_pylist()
     none = {row["item"]: row["correct_mean"] for row in means if row["condition"] == "none"}
     for row in means:

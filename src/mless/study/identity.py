@@ -16,6 +16,7 @@ from mless.results.folder import GROUPED, SEALED, ResultFolder
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
 from mless.study.spec import LikelihoodTable, StudySpec
+from mless.study.spec_tables import MULTIVERSE_SETTINGS
 from mless.values import Item
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _JUDGING = {
     "likelihood": (*LikelihoodTable().judged(), *FETCHING),
     "placebo": ("by",),
     "dose": ("dev_share",),
+    "multiverse": (*MULTIVERSE_SETTINGS, "by"),  # another grid adds inner folders and leaves the others as they are
 }
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
@@ -95,7 +97,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
     unused += [
         key
-        for key in ("activations", "affine", "tune", "placebo", "dose", "measures", "options")
+        for key in ("activations", "affine", "tune", "placebo", "dose", "multiverse", "measures", "options")
         if not getattr(spec, key)
     ]
     fields = {key: value for key, value in fields.items() if key not in unused}

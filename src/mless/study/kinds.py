@@ -26,6 +26,7 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
         "accuracy": "mless.study.accuracy.measure:AccuracyMeasurement",
         "placebo": "mless.study.placebo.measure:PlaceboMeasurement",
         "dose": "mless.study.dose.measure:DoseMeasurement",
+        "multiverse": "mless.study.multiverse.measure:MultiverseMeasurement",
         "tune": "mless.study.tuning.measure:TuningMeasurement",
     },
     wants="a class of mless.study.bench.Measurement",

@@ -40,11 +40,25 @@ def available_studies() -> dict[str, StudySpec]:
     return dict(sorted(found.items(), key=lambda pair: (pair[0] != "quick", len(pair[0]), pair[0])))
 
 
-def load_study(name: str, changes: Mapping[str, Any] | None = None, sets: Sequence[str] = ()) -> StudySpec:
+def load_study(
+    name: str,
+    changes: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+    *,
+    server_named: bool | None = None,
+) -> StudySpec:
     """A study by name or TOML path; `changes` are fields by name (`engine` and `base_url`: of the table that has
     them), `sets` are ``key=value`` texts, which win.
+
+    `server_named` says whether the user chose the server, where the changes do not tell: those of an inner study are made from a file.
     """
-    changes = dict(changes or {})
+    spec = _loaded(name, dict(changes or {}), sets)
+    if server_named is not None:
+        spec._names_server = server_named  # pyright: ignore[reportPrivateUsage]
+    return spec
+
+
+def _loaded(name: str, changes: Mapping[str, Any], sets: Sequence[str]) -> StudySpec:
     path = Path(name)
     if path.suffix == ".toml":
         if not os.path.lexists(path):

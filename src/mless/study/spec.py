@@ -40,6 +40,7 @@ from mless.study.spec_tables import (
     Length,
     LikelihoodTable,
     MarginTable,
+    MultiverseTable,
     Name,
     Names,
     PanelTable,
@@ -70,6 +71,7 @@ __all__ = [
     "FigureTable",
     "LikelihoodTable",
     "MarginTable",
+    "MultiverseTable",
     "PanelTable",
     "PlaceboTable",
     "StudySpec",
@@ -94,7 +96,7 @@ class StudySpec(BaseModel):
     solution_field: str | None = None  # worked solutions; guessed unless given
     limit: Annotated[int, at_most(limits.ITEMS)] | None = Field(default=None, ge=1)
     only: Names = []  # ids of the items to take; all unless given
-    prompt: Literal["auto", "chat", "raw"] = "auto"
+    prompt: Literal["auto", "chat", "user", "raw"] = "auto"
     system: Text = SYSTEM_TEXT
     conditions: Conditions = ["none", "mless", "mful", "random"]
     primary: str | None = None  # of answers: the condition that is tested alone, the others by Holm among themselves
@@ -124,6 +126,7 @@ class StudySpec(BaseModel):
     tune: TuneTable | None = None
     placebo: PlaceboTable | None = None
     dose: DoseTable | None = None
+    multiverse: MultiverseTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,7 +22,8 @@ from mless.conditions import EDITS
 from mless.engines import ENGINES, Decoding, EngineKind
 from mless.errors import BadStudy
 from mless.limits import Limit
-from mless.registry import Registry
+from mless.prompting import PROMPT_KINDS, SYSTEM_TEXT
+from mless.registry import Registry, near
 from mless.results.figure_kinds import FIGURES
 from mless.results.nats import LIKELIHOOD_METRICS
 from mless.stats import Margins
@@ -265,7 +267,18 @@ class TuneTable(BaseModel):
 
 
 #: Measurements made of others, and whose settings such a study may hold beside its own.
-COMPOSED = {"tune": ("accuracy",), "placebo": ("likelihood", "accuracy"), "dose": ("likelihood",)}
+COMPOSED = {
+    "tune": ("accuracy",),
+    "placebo": ("likelihood", "accuracy"),
+    "dose": ("likelihood",),
+    "multiverse": ("likelihood", "accuracy"),
+}
+
+
+def _check_readouts(by: list[str], known: tuple[str, ...]) -> list[str]:
+    if not by or len(set(by)) < len(by) or not set(by) <= set(known):
+        raise ValueError(f"expected one or both of {', '.join(known)}, each once")
+    return [name for name in known if name in by]
 
 
 class PlaceboTable(BaseModel):
@@ -279,10 +292,7 @@ class PlaceboTable(BaseModel):
     @field_validator("by")
     @classmethod
     def _readouts(cls, by: list[str]) -> list[str]:
-        known = COMPOSED["placebo"]
-        if not by or len(set(by)) < len(by) or not set(by) <= set(known):
-            raise ValueError(f"expected one or both of {', '.join(known)}, each once")
-        return [name for name in known if name in by]
+        return _check_readouts(by, COMPOSED["placebo"])
 
     def measured(self) -> dict[str, Any]:
         """The settings that stored numbers depend on."""
@@ -301,6 +311,85 @@ class DoseTable(BaseModel):
     def measured(self) -> dict[str, Any]:
         """The settings that stored numbers depend on."""
         return self.model_dump(exclude={"dev_share"})
+
+
+#: System texts that a multiverse knows by name, besides `study`, the study's own.
+SYSTEM_TEXTS = {
+    "boxed": SYSTEM_TEXT,
+    "helpful": "You are a helpful assistant.",
+    "steps": "Let's think step by step.",
+    "none": "",
+}
+#: Dtypes that a multiverse may compute in; `auto` would be another one on another machine.
+DTYPES = ("float32", "bfloat16", "float16")
+#: The extraction rules that the task itself has.
+TASKS_OWN = "task"
+
+
+class MultiverseTable(BaseModel):
+    """The settings that one comparison is repeated in: ``[multiverse]``. Every combination of their values is a specification.
+
+    `extraction` and `grader` judge the same stored answers again, so they are settings of accuracy alone.
+    """
+
+    model_config = FORBID
+    template: Names = ["chat", "user", "raw"]
+    system: Names = ["study", "helpful", "none"]  # names of texts
+    texts: dict[str, Text] = {}  # system texts of your own, by name
+    dtype: Names = ["float32"]  # and bfloat16, which a CPU without units for it computes slowly
+    engine: Names = ["hf"]
+    extraction: Names = [TASKS_OWN, "boxed", "last-number", "answer-is"]  # rules tried first to last: boxed+last-number
+    grader: Names = [tasks.DEFAULT_GRADER, "numeric", "exact-match"]
+    by: Names = ["likelihood"]  # and accuracy, if asked
+
+    @field_validator("by")
+    @classmethod
+    def _readouts(cls, by: list[str]) -> list[str]:
+        return _check_readouts(by, COMPOSED["multiverse"])
+
+    @model_validator(mode="after")
+    def _are_known(self) -> MultiverseTable:
+        for name in self.texts:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
+                raise ValueError(
+                    f"texts: {name[:60]!r} becomes part of folder names: at most 40 letters, digits, dashes and underscores expected"
+                )
+            if name in ("study", *SYSTEM_TEXTS):
+                raise ValueError(f"texts: {name!r} is a text already; give yours another name")
+        choices: dict[str, Sequence[str]] = {
+            "template": PROMPT_KINDS,
+            "system": ("study", *SYSTEM_TEXTS, *self.texts),
+            "dtype": DTYPES,
+        }
+        for field in MULTIVERSE_SETTINGS:
+            asked: list[str] = getattr(self, field)
+            if not asked or len(set(asked)) < len(asked):
+                raise ValueError(f"{field}: name at least one value, and each once; got {', '.join(asked) or 'none'}")
+            for one in asked:
+                if field in choices and one not in choices[field]:
+                    raise ValueError(
+                        f"{field}: no {one[:60]!r}{near(one, choices[field])}; there are: {', '.join(choices[field])}"
+                    )
+        for one in self.engine:
+            known(ENGINES, one)
+        for one in self.extraction:
+            for rule in one.split("+") if one != TASKS_OWN else ():
+                known(tasks.EXTRACTION_RULES, rule)
+        for one in self.grader:
+            known(tasks.GRADERS, one)
+            if getattr(tasks.GRADERS.get(one), "runs_code", False):
+                raise ValueError(
+                    f"grader: {one!r} runs code that the model wrote, and no other grader judges code; leave it out"
+                )
+        return self
+
+    def system_text(self, name: str, own: str) -> str:
+        """The text that a name stands for; `own` is the study's."""
+        return own if name == "study" else (SYSTEM_TEXTS | self.texts)[name]
+
+
+#: The settings of a specification, in the order of tables and pictures; the last two judge answers.
+MULTIVERSE_SETTINGS = ("template", "system", "dtype", "engine", "extraction", "grader")
 
 
 class ConditionTable(BaseModel):

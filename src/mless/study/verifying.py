@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 #: How an engine's promise begins that draws the same text again, whatever is drawn beside it.
 _SAME_TEXTS = ("same tokens", "exact", "vLLM's batch-invariant mode")
-#: Inner folders of composed studies of which a sample is computed again: of a tuning the test items alone.
+#: Inner folders of composed studies of which a sample is computed again: of a tuning the test items alone, of a multiverse (whose folders are
+#: called likelihood-chat-…) the first by each readout.
 _SAMPLED = ("test", "likelihood", "accuracy")
 FORGERY = "Checksums find damage, not forgery: a person who changes numbers on purpose can write new checksums. Against that only computing again helps."
 
@@ -118,10 +119,13 @@ def verify(
     if not found.damaged:
         recomputed, why_not = _recompute(path, about, sample, Random(seed), progress, trust_remote_code)
     # The numbers of a composed study are in its inner folders.
+    first = {one.name.partition("-")[0]: one for one in reversed(found.inner)}
     inner = [
         verify(
             one,
-            sample=sample if one.name in _SAMPLED else 0,
+            sample=sample
+            if first.get(one.name.partition("-")[0]) == one and one.name.partition("-")[0] in _SAMPLED
+            else 0,
             seed=seed,
             progress=progress,
             trust_remote_code=trust_remote_code,

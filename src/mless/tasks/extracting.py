@@ -226,14 +226,44 @@ def number(text: str, *, latex: bool = False) -> Extracted:
     It is taken as it is written: sign, currency, thousands separators, a/b, 3 1/2, 1e5, 10:30, per cent; ``\\frac`` too with `latex`, or
     where the text has one.
     """
+    spans = _numbers(text, latex=latex)
+    found = stated_number(text, spans)
+    return _cut(text, *spans[found.at], "number", stated=found.stated) if found else NO_ANSWER
+
+
+def _numbers(text: str, *, latex: bool = False) -> list[tuple[int, int]]:
+    """Where each number of a text stands."""
     pattern = _LATEX_NUMBER if latex or "frac" in text else _NUMBER
     # Between two dollars it is mathematics, with one it is money.
-    spans = [
+    return [
         (match.start() + (match[0][0] == "$" == text[match.end() : match.end() + 1]), match.end())
         for match in pattern.finditer(text)
     ]
-    found = stated_number(text, spans)
-    return _cut(text, *spans[found.at], "number", stated=found.stated) if found else NO_ANSWER
+
+
+# The rules of published evaluations, which look at the place of a number and not at what is said of it.
+
+
+def last_number(text: str) -> Extracted:
+    """The last number of the text, whatever is said of it: always a guess."""
+    spans = _numbers(text)
+    return _cut(text, *spans[-1], "last-number", stated=False) if spans else NO_ANSWER
+
+
+def first_number(text: str) -> Extracted:
+    """The first number of the text, whatever is said of it: always a guess."""
+    spans = _numbers(text)
+    return _cut(text, *spans[0], "first-number", stated=False) if spans else NO_ANSWER
+
+
+_ANSWER_IS = re.compile(r"answer\s+is|answer\s*:", re.IGNORECASE)
+
+
+def answer_is(text: str) -> Extracted:
+    """The first number after the last "answer is" or "answer:"."""
+    cue = next(reversed(list(_ANSWER_IS.finditer(text))), None)
+    found = next((span for span in _numbers(text) if cue is not None and span[0] >= cue.end()), None)
+    return _cut(text, *found, "answer-is", stated=True) if found else NO_ANSWER
 
 
 # --- formulas ---
@@ -353,7 +383,17 @@ def code(text: str) -> Extracted:
 EXTRACTION_RULES: Registry[Callable[[str], Extracted]] = Registry(
     "extraction_rules",
     "extraction rule",
-    {"boxed": boxed, "hashes": hashes, "formula": formula, "number": number, "choice": choice, "code": code},
+    {
+        "boxed": boxed,
+        "hashes": hashes,
+        "formula": formula,
+        "number": number,
+        "choice": choice,
+        "code": code,
+        "last-number": last_number,
+        "first-number": first_number,
+        "answer-is": answer_is,
+    },
     wants="a function from a text to an mless.tasks.Extracted",
     fits=callable,
 )

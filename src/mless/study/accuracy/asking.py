@@ -36,7 +36,14 @@ def write_requests(bench: Bench, settings: AccuracyTable) -> Requests:
             continue
         sentences = tasks.filler_sentences()
         spec = bench.spec
-        conversations = build_messages(bench.items, condition, system=spec.system, seed=spec.seed, sentences=sentences)
+        conversations = build_messages(
+            bench.items,
+            condition,
+            system=spec.system,
+            seed=spec.seed,
+            sentences=sentences,
+            one_turn=spec.prompt == "user",
+        )
         for number, (item, messages) in enumerate(zip(bench.items, conversations, strict=True)):
             found[condition.name, number] = [
                 Request(

@@ -19,7 +19,7 @@ from mless.results.folder import ResultFolder
 from mless.results.schemas import REPLIES
 from mless.results.units import Expected, in_order
 from mless.study.accuracy import asking
-from mless.study.accuracy.judging import JUDGING, write_judged
+from mless.study.accuracy.judging import JUDGING, judged, write_judged
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.accuracy.words import FIRST_PRIMARY, accuracy_lines, change_words
 from mless.study.bench import Bench, Group, Measurement, Progress, StartAgain, Unit
@@ -309,6 +309,18 @@ class AccuracyMeasurement(Measurement):
     @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
         return accuracy_lines(path)
+
+    @classmethod
+    def judge(
+        cls,
+        replies: pa.Table,
+        items: Sequence[Item],
+        task: str,
+        settings: AccuracyTable,
+        progress: Progress | None = None,
+    ) -> pa.Table:
+        """Stored replies judged by the rules and the grader of `settings`: answers.parquet's rows, in the same order."""
+        return judged(replies, items, task, settings, progress)
 
     @classmethod
     def compare(

@@ -1,0 +1,1 @@
+"""One comparison in every specification of a grid of settings: measure, tables, words."""
