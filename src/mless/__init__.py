@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mless.prompting import align
     from mless.redistribution import ArmHandle, arm, attach_arm, redistribute
     from mless.registry import register
+    from mless.results.comparing import Comparison, compare
     from mless.study import Outcome, StudySpec, load_study, verdict_lines
     from mless.study.direct import Share, items, prompts, retained, run
     from mless.study.verifying import Verification, verify
@@ -35,6 +36,7 @@ _MODULE_OF = {
     "ArmHandle": "mless.redistribution",
     "ArmSettings": "mless.values",
     "Attention": "mless.capture",
+    "Comparison": "mless.results.comparing",
     "Condition": "mless.values",
     "Decoding": "mless.engines",
     "FigureSpec": "mless.values",
@@ -55,6 +57,7 @@ _MODULE_OF = {
     "arm": "mless.redistribution",
     "attach_arm": "mless.redistribution",
     "capturing": "mless.capture",
+    "compare": "mless.results.comparing",
     "draw": "mless.figures",
     "items": "mless.study.direct",
     "load": "mless.models",
@@ -73,6 +76,7 @@ __all__ = [
     "ArmHandle",
     "ArmSettings",
     "Attention",
+    "Comparison",
     "Condition",
     "Decoding",
     "FigureSpec",
@@ -93,6 +97,7 @@ __all__ = [
     "arm",
     "attach_arm",
     "capturing",
+    "compare",
     "draw",
     "items",
     "load",

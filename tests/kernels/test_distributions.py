@@ -60,14 +60,14 @@ def expected(kind: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_by_torch(kind):
-    logp, curves = kernels.distributions(logits_of(kind), logits_of(kind, 1), ROW, TOKEN)
+    logp, curves = kernels.described(logits_of(kind), logits_of(kind, 1), ROW, TOKEN)
     whole, known = expected(kind)
     torch.testing.assert_close(logp.double(), logits_of(kind).double()[ROW, TOKEN] - whole[ROW], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(curves.double(), known, rtol=1e-5, atol=1e-5)
-    _, same = kernels.distributions(logits_of(kind), logits_of(kind)[:2], ROW, TOKEN)
+    _, same = kernels.described(logits_of(kind), logits_of(kind)[:2], ROW, TOKEN)
     assert same[1].tolist() == [0.0] * ROWS
     assert same[2].tolist() == [1.0] * ROWS
-    assert kernels.distributions(logits_of(kind), None, ROW, TOKEN)[1][1:].isnan().all()
+    assert kernels.described(logits_of(kind), None, ROW, TOKEN)[1][1:].isnan().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

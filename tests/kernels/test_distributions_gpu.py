@@ -18,15 +18,15 @@ def test_the_kernel_says_what_torch_says(size, dtype):
     generator = torch.Generator().manual_seed(1)
     ours, theirs = ((torch.randn(ROWS, size, generator=generator) * 3).to(dtype) for _ in range(2))
     row, token = torch.arange(ROWS), torch.randint(0, size, (ROWS,), generator=generator)
-    known = kernels.distributions(ours.double().float(), theirs.float(), row, token)
+    known = kernels.described(ours.double().float(), theirs.float(), row, token)
     here = [one.cuda() for one in (ours, theirs, row, token)]
-    found = kernels.distributions(*here)
+    found = kernels.described(*here)
     for mine, other in zip(found, known, strict=True):
         torch.testing.assert_close(mine.cpu(), other, rtol=1e-4, atol=1e-4)
     few = torch.tensor([5, 60, 17], device="cuda")
-    again = kernels.distributions(here[0][few], here[1][few], torch.arange(3, device="cuda"), here[3][few])
+    again = kernels.described(here[0][few], here[1][few], torch.arange(3, device="cuda"), here[3][few])
     assert torch.equal(again[0], found[0][few])
     assert torch.equal(again[1], found[1][:, few])
-    itself = kernels.distributions(here[0], here[0].clone(), here[2], here[3])[1]
+    itself = kernels.described(here[0], here[0].clone(), here[2], here[3])[1]
     assert not itself[1].any()
     assert bool(itself[2].all())

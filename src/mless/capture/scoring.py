@@ -158,7 +158,7 @@ class Scorer:
             theirs = None
             if partners is not None and first < firsts:
                 theirs = self._logits(self._filled(partners[first : first + len(block)], len(block)))
-            told, curves = kernels.distributions(self._logits(block), theirs, of_state[here] - first, of_token[here])
+            told, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
             logp.append(told)
             if first < firsts:
                 along.append(curves)

@@ -3,13 +3,13 @@
 `reference` makes every matrix in double precision; the others are tested against it. `streaming` works in blocks on any device and never
 holds more than a block of rows. `received_triton` runs on GPUs, and `received_hopper` is its quick path there. `received` chooses, and
 `implementation` says what it would choose. On a CPU `joint` computes the forward's attention and the sums at once (`attended`). `drawn`
-chooses the next token of each row, `distributions` describes what it is chosen from.
+chooses the next token of each row, `described` says what it is chosen from.
 """
 
 from __future__ import annotations
 
 from mless.kernels.choosing import attended, implementation, received, triton_serves
-from mless.kernels.distributions import distributions
+from mless.kernels.distributions import described
 from mless.kernels.sampling import drawn
 from mless.kernels.signature import Intervals, Sums, Visible, intervals
 
@@ -18,7 +18,7 @@ __all__ = [
     "Sums",
     "Visible",
     "attended",
-    "distributions",
+    "described",
     "drawn",
     "implementation",
     "intervals",

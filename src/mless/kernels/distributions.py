@@ -16,7 +16,7 @@ from mless.kernels.choosing import triton_serves
 _ALIGNED, _NEVER = 64, -1e30
 
 
-def distributions(
+def described(
     ours: Float[Tensor, "rows vocabulary"],
     theirs: Float[Tensor, "some vocabulary"] | None,
     row: Int64[Tensor, " tokens"],
