@@ -57,20 +57,25 @@ def likelihoods(
 ) -> Path:
     """A folder with effects.parquet and likelihood.parquet, as a likelihood study leaves it. Its items vary as the intervals say."""
     common = {"model": label, "task": "gsm8k", "none": -1.0, "value": -0.9, "p": 0.01, "p_adjusted": 0.02, "mde": 0.1}
-    common |= {"equivalent_p": 0.5, "verdict": "rises"}
+    common |= {"equivalent_p": 0.5, "skewed": False, "verdict": "rises"}
     path.mkdir(parents=True)
     pq.write_table(table_of_rows([common | dict(row) for row in rows], EFFECTS), path / "effects.parquet")
+    changes = {(str(row["condition"]), str(row["metric"])): _varying(row) for row in rows}
+    for (_, metric), found in tuple(changes.items()):
+        changes.setdefault(("none", metric), [0.0] * len(found))
     items = [
         {
             "model": label,
             "task": "gsm8k",
-            "condition": row["condition"],
+            "condition": condition,
             "item": str(number),
-            "metric": row["metric"],
+            "metric": metric,
+            "value": change - 1.0,
             "delta": change,
+            "n_tokens": 1,
         }
-        for row in rows
-        for number, change in enumerate(_varying(row))
+        for (condition, metric), found in changes.items()
+        for number, change in enumerate(found)
     ]
     pq.write_table(table_of_rows(items, LIKELIHOOD), path / "likelihood.parquet")
     conditions = {"none": {"kind": "none"}} | {

@@ -202,9 +202,7 @@ def test_likelihoods(tmp_path: Path):
         compare([folder(5, "kl"), folder(6, "entropy")])
     assert compare([folder(7, "margin-normalised")]).scale.unit == "nats a character"
     assert (compare([folder(8, "choice")]).scale.unit, compare([folder(9, "choice")]).scale.factor) == ("points", 100)
-    with pytest.raises(
-        BadFolder, match="no metric of likelihood is named 'warmth'; this version of mless knows solution"
-    ):
+    with pytest.raises(BadFolder, match="has 'warmth' in 'metric'; expected one of solution"):
         compare([folder(10, "warmth")])
 
 
@@ -329,6 +327,10 @@ def test_other_items(answers: list[Path], tmp_path: Path):
     other = answered(tmp_path, "other", 8, items=59)
     with pytest.raises(BadFolder, match=r"they differ in items \(60 and 59\)"):
         compare([*answers, other])
+    # the checksum of their questions is another one too, but no item with the same id has another question
+    summed = answered(tmp_path, "summed", 9, items=59, about={"identity": {"data": "a"}, "units": 1})
+    with pytest.raises(BadFolder, match=r"they differ in items \(60 and 59\)\. Their"):
+        compare([*answers, summed])
     about = json.loads((answers[0] / "study.json").read_text())
     shutil.copytree(answers[1], tmp_path / "swapped")
     items = [about["items"][1], about["items"][0], *about["items"][2:]]
