@@ -30,6 +30,7 @@ BENCHMARKS = (
     "generation",
     "arm",
     "study",
+    "likelihood",
     "groups",
     "driver",
     "workers",
@@ -135,6 +136,11 @@ def aims() -> str:
     at_most("the same, one head over 500 items, ms", 500, [row["one_head_ms"] for row in studies], ".0f")
     here = [row["ratio"] for row in _kept("aarch64-study")]
     at_most("CPU (2 cores, aarch64), whole study over its plain forwards", 1.3, here, ".2f")
+    at_most(
+        "H200, likelihood study over its plain forwards", 1.5, [row["ratio"] for row in _kept("h200-likelihood")], ".2f"
+    )
+    here = [row["ratio"] for row in _kept("aarch64-likelihood")]
+    at_most("CPU (2 cores, aarch64), likelihood study over its plain forwards", 1.5, here, ".2f")
     four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
     at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
     made = []
@@ -380,6 +386,19 @@ def arm() -> str:
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
+def likelihood() -> str:
+    """Every recorded run, on each machine."""
+    names = ("machine", "run", "items", "rows", "plain forwards, s", "measuring", "finishing", "drawing")
+    made = []
+    for machine in ("h200", "aarch64"):
+        for row in sorted(_kept(f"{machine}-likelihood"), key=lambda row: row["run"]):
+            plain = min(seconds for name, seconds in row.items() if re.fullmatch(r"plain_\d+_s", name))
+            rows = f"{int(re.findall(r'[0-9]+', row['what'])[0]):,}"
+            timed = (row[name] for name in ("measure_s", "finish_s", "drawing_s", "after_loading_s", "ratio"))
+            made.append((machine, row["run"], row["items"], rows, plain, *timed, row["memory_gb"]))
+    return _table((*names, "**after loading**", "**over plain**", "memory, GB"), made)
+
+
 def study() -> str:
     """Every recorded run: what is measured changes from run to run, and a process's first study pays for its kernels."""
     head = ["run", "plain forwards, s", "measuring", "finishing", "drawing", "**after loading**", "**over plain**"]
@@ -462,6 +481,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation on a CPU": generation_cpu,
     "ARM": arm,
     "study": study,
+    "likelihood": likelihood,
     "workers": workers,
     "groups": groups,
     "driver": driver,
