@@ -29,7 +29,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown head": (["--heads", "5"], ["no head 5: this model's heads are 1 to 4 (numbered from 1)"]),
     "heads that are no numbers": (["--heads", "most-shifted:3"], ["heads: cannot read 'most-shifted:3'", "such as 1-4,7"]),
     "unknown placement": (["--placement", "middle"], ["before-system", "got 'middle'"]),
-    "unknown prompt kind": (["--prompt", "tchat"], ["'auto', 'chat' or 'raw'", "got 'tchat'"]),
+    "unknown prompt kind": (["--prompt", "tchat"], ["'auto', 'chat', 'user' or 'raw'", "got 'tchat'"]),
     "no chat template": (["--prompt", "chat"], ["has no chat template", "use --prompt raw, or --tokenizer with a template"]),
     "empty filler": (["--filler", ""], ["repeats a filler, but none is given"]),
     "length 0": (["--length", "0"], ["field 'length'", "greater than or equal to 1"]),

@@ -188,6 +188,15 @@ def test_the_picture_shows_the_numbers(found: Comparison):
     assert high > max([0.0, *every, 100 * pooled.predicted_hi])
 
 
+def test_a_property_with_the_name_of_a_column_does_not_replace_it(paths: list[Path], tmp_path: Path):
+    models = tmp_path / "models.csv"
+    models.write_text("model,weight\n" + "".join(f"model-{n},{('heavy', 'light')[n % 2]}\n" for n in range(5)))
+    comparison = compare(paths, conditions=["mful"], by=["weight"], models=models)
+    rows = [row for row in csv.DictReader(io.StringIO(csv_of(comparison))) if row["row"] == "model"]
+    assert sum(float(row["weight"]) for row in rows) == pytest.approx(1)
+    assert {row["by weight"] for row in rows} == {"heavy", "light"}
+
+
 def ratio(root: Path, number: int, **numbers: Any) -> Path:
     rows = [{"condition": name, "metric": "kl", "n": 40, **numbers} for name in ("mless", "mful")]
     return likelihoods(root / str(number), rows, label=f"m{number}")

@@ -191,6 +191,8 @@ def test_likelihoods(tmp_path: Path):
         ]
         return likelihoods(tmp_path / f"r{n}-{'-'.join(metrics)}", rows, label=f"m{n}")
 
+    both = compare([folder(11, "solution", "contrast"), folder(12, "solution", "contrast")])
+    assert both.metric == "contrast"  # tokens of a solution are others in each model
     found = compare([folder(1, "answer", "solution"), folder(2, "answer", "solution")])
     assert (found.readout, found.metric, found.scale.unit) == ("likelihood", "solution", "nats a token")
     reading = found.blocks[0].rows[1].reading
@@ -312,6 +314,7 @@ def test_a_folder_that_does_not_say_a_property(answers: list[Path], tmp_path: Pa
         ({"prompt": "chat"}, r"kind of prompt \('raw' and 'chat'\)"),
         ({"seeds": {"study": 7}}, r"seed \('0' and '7'\)"),
         ({"identity": {"data": "a"}, "units": 1}, "questions or answers of items with the same ids"),
+        ({"identity": {"solutions": "a"}, "units": 1}, "reference solutions or options of items with the same ids"),
     ],
 )
 def test_folders_that_asked_something_else(answers: list[Path], tmp_path: Path, change: dict[str, Any], match: str):
@@ -338,6 +341,33 @@ def test_other_items(answers: list[Path], tmp_path: Path):
     (tmp_path / "swapped/study.json").write_text(json.dumps(stored))
     with pytest.raises(BadFolder, match=r"items \(60 and 60; number 1 is 'sum-001' and 'sum-002'\)"):
         compare([answers[0], tmp_path / "swapped"])
+
+
+def test_arbitrary_edits_with_other_seeds_are_other_edits(tmp_path: Path):
+    row = {"condition": "edit", "metric": "contrast", "n": 40, "delta": 0.1, "lo": 0.0, "hi": 0.2}
+    folders = [
+        likelihoods(
+            tmp_path / str(seed),
+            [row],
+            label=f"m{seed}",
+            about={
+                "conditions": {
+                    "none": {"kind": "none"},
+                    "edit": {"kind": "edit-random-tokens", "length": 9, "seed": seed},
+                }
+            },
+        )
+        for seed in (1, 2)
+    ]
+    with pytest.raises(BadFolder, match="they differ in seed of condition edit"):
+        compare(folders)
+
+
+def test_several_answers_an_item_have_intervals_by_students_t(tmp_path: Path):
+    drawn = AccuracyTable(samples=4, temperature=0.5, top_p=0.95, k=[1])
+    paths = [answered(tmp_path, f"m{n}", n, items=12, settings=drawn) for n in range(2)]
+    reading = compare(paths).blocks[0].rows[0].reading
+    assert reading.error == pytest.approx((reading.hi - reading.lo) / 2 / 2.200985160082949)  # t(0.975, 11)
 
 
 def test_other_conditions_and_settings(attention: dict[str, Path], answers: list[Path], tmp_path: Path):

@@ -100,6 +100,13 @@ def test_few_items_and_items_that_do_not_vary() -> None:
     assert (same.peak.p, same.peak.dose) == (1.0, 0)
 
 
+def test_items_that_all_change_alike_have_no_p_of_a_peak() -> None:
+    """No chance is left to compare with: that is no proof that there is no peak."""
+    found = find_peak(np.tile([1.0, 2.0, 0.5], (20, 1)), (1, 2, 4), rng())
+    assert np.isnan(found.p)
+    assert find_peak(np.zeros((20, 3)), (1, 2, 4), rng()).p == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "doses", "message"),
     [

@@ -151,6 +151,21 @@ def test_a_grid_with_gaps_is_balanced() -> None:
     assert found["system"].range == pytest.approx(0.0, abs=1e-9)
 
 
+def test_settings_that_change_together_have_no_numbers_of_their_own() -> None:
+    """An engine that computes elsewhere has no dtype: what it does is not laid to the dtype."""
+    items = np.random.default_rng(0).normal(size=(20, 1))
+    changes = items + np.array([[0.0, 0.0, 1.0]])
+    settings = {"dtype": ["float32", "bfloat16", None], "engine": ["hf", "hf", "openai"]}
+    found = setting_effects(changes, settings, ["undecided"] * 3, rng(), flips=999)
+    assert found["dtype"].range == pytest.approx(0.0, abs=1e-9)
+    assert found["engine"].range == pytest.approx(1.0)
+    both = {"template": ["chat", "raw"], "system": ["a", "b"]}
+    confounded = setting_effects(changes[:, 1:], both, ["undecided"] * 2, rng(), flips=999)
+    for one in confounded.values():
+        assert np.isnan([one.range, one.p, *one.values.values()]).all()
+        assert one.pairs == 0
+
+
 def test_the_test_of_a_setting_holds_its_level() -> None:
     draw = rng(7)
     found = [

@@ -55,6 +55,11 @@ class Branches:
         return bool((self.parent[1:] != np.arange(len(self) - 1)).any())
 
     @property
+    def own_mask(self) -> bool:
+        """Whether its tokens do not see just all before them."""
+        return self.branched or self.hidden is not None
+
+    @property
     def hidden(self) -> tuple[int, int] | None:
         """The tokens that no other token sees."""
         return self.prompt.hidden_filler

@@ -54,7 +54,10 @@ class Scores:
 
     @property
     def numbers(self) -> Numbers:
-        return self._forward.rows()[self._row]
+        found = self._forward.rows()[self._row]
+        if isinstance(found, BadAttention):
+            raise found
+        return found
 
     @property
     def texts(self) -> tuple[Float64[np.ndarray, " _"], ...]:
@@ -116,7 +119,7 @@ class Scorer:
             real[at, own] = 1
             hidden[at] = torch.tensor(row.hidden or (0, 0))
         given: dict[str, Any] = {}
-        branched = any(row.branched or row.hidden for row in rows)
+        branched = any(row.own_mask for row in rows)
         if branched or any(row.prompt.position_ids is not None for row in rows):
             given["position_ids"] = sent(positions, place)
         if tell is not None:
@@ -233,17 +236,18 @@ class _Forward:
         self._rows, self._asked, self._compared, self._order = rows, asked, compared, order
         self._logp, self._along = leaving(logp), leaving(along)
         self._copied = Started([logp, along])
-        self._found: list[Numbers] | None = None
+        self._found: list[Numbers | BadAttention] | None = None
         self._lock = Lock()
 
-    def rows(self) -> list[Numbers]:
+    def rows(self) -> list[Numbers | BadAttention]:
+        """Every row's numbers; the fault instead, of one whose numbers are of no use."""
         with self._lock:
             if self._found is None:
                 self._copied.wait()
                 self._found = list(self._apart())
         return self._found
 
-    def _apart(self) -> Iterator[Numbers]:
+    def _apart(self) -> Iterator[Numbers | BadAttention]:
         """Each row's own numbers."""
         logp = np.empty(len(self._order))
         logp[self._order] = self._logp.numpy()
@@ -255,10 +259,11 @@ class _Forward:
             entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
             token, first = token + len(own), first + len(one.first)
             if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
-                raise BadAttention(
+                yield BadAttention(
                     f"item {row.prompt.item!r}, condition {row.prompt.condition!r}: a log-probability is not finite (NaN or infinite); try --dtype "
                     "float32, or check the checkpoint"
                 )
+                continue
             nothing = np.full(len(one.first), np.nan)
             texts = tuple(own[path - known] for path in row.paths)
             yield Numbers(texts, entropy, kl if compared else nothing, agree if compared else nothing)

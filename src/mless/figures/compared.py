@@ -197,13 +197,20 @@ def caption_of(comparison: Comparison) -> str:
     return " ".join(said)
 
 
+_COLUMNS = (
+    "row", "condition", "label", "readout", "metric", "layer", "task", "scale", "n", "value", "error", "lo", "hi", "weight", "p", "tau2",
+    "tau2_lo", "tau2_hi", "i2", "q", "q_p", "predicted_lo", "predicted_hi", "folder",
+)  # fmt: skip
+
+
+def _column(moderator: str) -> str:
+    """A property of models with the name of a column has another one."""
+    return f"by {moderator}" if moderator in _COLUMNS else moderator
+
+
 def csv_of(comparison: Comparison) -> str:
     """Every number as it is computed with (of a ratio, its logarithm), a row a model, mean and kind."""
-    named = list(comparison.blocks[0].rows[0].moderators)
-    columns = (
-        "row", "condition", "label", "readout", "metric", "layer", "task", "scale", "n", "value", "error", "lo", "hi", "weight", "p", "tau2",
-        "tau2_lo", "tau2_hi", "i2", "q", "q_p", "predicted_lo", "predicted_hi", "folder", *named,
-    )  # fmt: skip
+    columns = (*_COLUMNS, *(_column(name) for name in comparison.blocks[0].rows[0].moderators))
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
@@ -226,7 +233,8 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
         for row in block.rows:
             one = {name: getattr(row.reading, name) for name in ("n", "value", "error", "lo", "hi")}
             about = {"label": row.label, "folder": str(row.folder), "weight": row.weight}
-            found.append({"row": "model"} | here | about | one | row.moderators)
+            moderators = {_column(name): value for name, value in row.moderators.items()}
+            found.append({"row": "model"} | here | about | one | moderators)
         pooled = block.pooled
         if pooled.k > 1:
             names = (

@@ -44,7 +44,7 @@ class _Line:
 
 
 def forest_of(given: Drawing) -> Picture:
-    """The kind of figure: the first condition of the study that is not none, by the usual readout, over the given folders."""
+    """The kind of figure: every condition of the study but none, by the usual readout, over the given folders."""
     wanted = [name for name in given.spec.conditions if name != "none"]
     return draw_forest(compare(given.paths, conditions=wanted or None))
 

@@ -26,8 +26,9 @@ from mless.results.readouts import CIRCUMSTANCES, READOUTS, Reading, Readout, Sc
 
 #: Of a stored condition, what has to agree. ARM's parameters are chosen for each model; ids of a filler belong to a tokenizer.
 _OF_CONDITION = (
-    "kind", "filler", "length", "placement", "hidden", "system", "question", "samples", "temperature",
+    "kind", "filler", "length", "placement", "hidden", "system", "question", "samples", "temperature", "seed",
 )  # fmt: skip
+_CHECKSUMS = ("questions or answers", "reference solutions or options")
 _ONE_STUDY = "compare folders of one study, run for each model: mless run STUDY --model …"
 
 
@@ -246,8 +247,8 @@ def _check_fit(
     for other in folders[1:]:
         theirs = _asked_by(other, row, wanted, layer)
         different = [key for key in dict.fromkeys((*mine, *theirs)) if mine.get(key) != theirs.get(key)]
-        if "items" in different and "questions or answers" in different:
-            different.remove("questions or answers")  # their checksum is over all items, so other items change it too
+        if "items" in different:  # checksums are over all items, so other items change them too
+            different = [key for key in different if key not in _CHECKSUMS]
         if different:
             shown = "; ".join(_difference(key, mine.get(key), theirs.get(key)) for key in different[:4])
             more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
@@ -269,6 +270,8 @@ def _asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: i
     identity = about.get("identity") or {}
     if "data" in identity:
         found["questions or answers"] = identity["data"]
+    if "solutions" in identity:
+        found["reference solutions or options"] = identity["solutions"]
     for name in wanted:
         condition = folder.conditions[name]
         found |= {f"{key} of condition {name}": condition.get(key) or None for key in _OF_CONDITION}
@@ -291,8 +294,8 @@ def _difference(name: str, mine: Any, theirs: Any) -> str:
             else ""
         )
         return f"items ({len(mine)} and {len(theirs)}{where})"
-    if name == "questions or answers":
-        return "questions or answers of items with the same ids"
+    if name in _CHECKSUMS:
+        return f"{name} of items with the same ids"
     return f"{name} ({_short(mine)} and {_short(theirs)})"
 
 

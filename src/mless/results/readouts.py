@@ -19,7 +19,7 @@ from mless.results.answers import metric_shown
 from mless.results.nats import LIKELIHOOD_METRICS, unit_of_change
 from mless.results.reading import StoredStudy
 from mless.results.schemas import Accuracy, columns_of, plain
-from mless.stats.intervals import mean_intervals, moments
+from mless.stats.intervals import mean_intervals, moments, student
 from mless.values import format_numbers
 
 #: Its functions are made when it is imported, so no type checker knows them.
@@ -139,7 +139,13 @@ def _accuracy_rows(folder: StoredStudy, condition: str) -> list[Accuracy]:
 
 def _accuracy(folder: StoredStudy, condition: str, metric: str, layer: int | None) -> Reading:
     row = next(row for row in _accuracy_rows(folder, condition) if row.metric == metric)
-    return _from_interval(row.delta, row.delta_lo, row.delta_hi, row.n, 1.959963984540054)
+    wide = 1.959963984540054
+    own = folder.study.get("accuracy")
+    related = isinstance(own, dict) and bool(cast("dict[str, Any]", own).get("cluster_field"))
+    if related or (row.samples or 1) > 1:
+        # These intervals are resampled, and as wide as Student's t has them.
+        wide = float(student(np.array([row.n]), 0.95)[0])
+    return _from_interval(row.delta, row.delta_lo, row.delta_hi, row.n, wide)
 
 
 def _accuracy_metrics(folder: StoredStudy, condition: str) -> list[str]:
@@ -150,8 +156,8 @@ def _accuracy_metrics(folder: StoredStudy, condition: str) -> list[str]:
 
 # ---- likelihood ------------------------------------------------------------------------------------------------------
 
-#: Which metric is taken where none is named: of the whole solution, else of this answer beside others.
-_USUAL = ("solution", "contrast", "answer")
+#: Which metric is taken where none is named: of the answer beside others, since nats a token of a solution are of other tokens in each model.
+_USUAL = ("contrast", "solution", "answer")
 
 
 def _likelihood(folder: StoredStudy, condition: str, metric: str, layer: int | None) -> Reading:

@@ -163,10 +163,12 @@ def find_peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], r
     inner = known[:, :-1]
     both = np.concatenate([inner, inner - known[:, -1:]], axis=1)
     mean, error, n, deviations = moments(both)
+    if ((error == 0) & (mean != 0)).any():
+        return Peak(0, math.nan)  # items that all change alike have no chance to compare with
     a = tilt(sample_skewness(deviations, n), n)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         t = mean / error
-        # Skewed items: as `intervals.tail_p` has it. Where nothing varies there is nothing to compare.
+        # Skewed items: as `intervals.tail_p` has it. Where nothing changes there is nothing to compare.
         t = np.nan_to_num(np.fmin(t, t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6), nan=0.0, posinf=0.0, neginf=0.0)
     smaller = np.minimum(*np.split(t, 2))
     at = int(smaller.argmax())

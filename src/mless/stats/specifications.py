@@ -233,21 +233,22 @@ def _patterns(
 
 def setting_effects(
     changes: Float[np.ndarray, "items specifications"],
-    settings: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Sequence[str | None]],
     verdicts: Sequence[str],
     rng: np.random.Generator,
     *,
     flips: int = JOINT_FLIPS,
 ) -> dict[str, SettingEffect]:
-    """What each setting with two or more values moves. `settings` gives its value in every specification.
+    """What each setting with two or more values moves. `settings` gives its value in every specification, None where it has none there.
 
-    Means are those of an additive model, so a grid with gaps is balanced too; in a full grid they are plain means. Items that lack a value
-    in some specification are left out.
+    Means are those of an additive model, so a grid with gaps is balanced too; in a full grid they are plain means. Where a setting changes only
+    together with another one, nobody can tell which of them it is: then there is no number. Items that lack a value in some specification are
+    left out.
     """
     values = _checked(changes)
     if any(len(one) != values.shape[1] for one in settings.values()):
         raise BadData(f"settings: a value for each of {values.shape[1]} specifications expected")
-    levels = {name: list(dict.fromkeys(one)) for name, one in settings.items()}
+    levels = {name: [one for one in dict.fromkeys(given) if one is not None] for name, given in settings.items()}
     levels = {name: some for name, some in levels.items() if len(some) > 1}
     if not levels:
         return {}
@@ -260,21 +261,27 @@ def setting_effects(
     noise = 1e-12 * float(np.abs(known).max(initial=0.0))
     found: dict[str, SettingEffect] = {}
     for name, some in levels.items():
+        turned, pairs = _turned(name, settings, verdicts)
+        if name not in weights:
+            found[name] = SettingEffect(dict.fromkeys(some, math.nan), math.nan, math.nan, turned, pairs)
+            continue
         by_item = known @ weights[name].T
         means = by_item.mean(axis=0) if len(known) else np.full(len(some), math.nan)
         away = by_item - by_item.mean(axis=1, keepdims=True)
         away[np.abs(away) <= noise] = 0.0
         width = float(np.ptp(means)) if not len(known) or np.ptp(means) > noise else 0.0
         p = _range_p(away, signs, complete=len(known) <= _ALL_PATTERNS_UP_TO) if signs else math.nan
-        turned, pairs = _turned(name, settings, verdicts)
         found[name] = SettingEffect(dict(zip(some, means.tolist(), strict=True)), width, p, turned, pairs)
     return found
 
 
 def _balanced(
-    settings: Mapping[str, Sequence[str]], levels: Mapping[str, Sequence[str]]
+    settings: Mapping[str, Sequence[str | None]], levels: Mapping[str, Sequence[str]]
 ) -> dict[str, Float64[np.ndarray, "values specifications"]]:
-    """Weights of the specifications in each value's mean: least squares with effects that sum to 0 in each setting."""
+    """Weights of the specifications in each value's mean: least squares with effects that sum to 0 in each setting.
+
+    A setting is missing whose effects cannot be told from another one's.
+    """
     columns = [np.ones(len(next(iter(settings.values()))))]
     places: dict[str, slice] = {}
     for name, some in levels.items():
@@ -282,10 +289,15 @@ def _balanced(
         marks = np.array([[value == one for one in some] for value in settings[name]], np.float64)
         columns += list((marks[:, :-1] - marks[:, -1:]).T)
         places[name] = slice(start, len(columns))
-    solved = np.linalg.pinv(np.stack(columns, axis=1))
+    design = np.stack(columns, axis=1)
+    solved = np.linalg.pinv(design)
+    # What the least squares can see of each coefficient: itself, unless another combination of settings looks the same.
+    seen = solved @ design
+    own = np.eye(len(columns))
     return {
         name: solved[0] + np.concatenate([solved[place], -solved[place].sum(axis=0, keepdims=True)])
         for name, place in places.items()
+        if np.allclose(seen[place], own[place], atol=1e-8)
     }
 
 
@@ -300,8 +312,8 @@ def _range_p(
     return count / len(ranges) if complete else (count + 1) / (len(ranges) + 1)
 
 
-def _turned(name: str, settings: Mapping[str, Sequence[str]], verdicts: Sequence[str]) -> tuple[int, int]:
-    alike: dict[tuple[str, ...], list[str]] = {}
+def _turned(name: str, settings: Mapping[str, Sequence[str | None]], verdicts: Sequence[str]) -> tuple[int, int]:
+    alike: dict[tuple[str | None, ...], list[str]] = {}
     for at, verdict in enumerate(verdicts):
         alike.setdefault(tuple(one[at] for other, one in settings.items() if other != name), []).append(verdict)
     pairs = [pair for some in alike.values() for pair in combinations(some, 2)]

@@ -339,6 +339,9 @@ class Measurement:
     def stop(self) -> None:
         """Called after the last unit."""
 
+    def spare_memory(self) -> None:
+        """Called where the device's memory was too little: let go of what can be computed again."""
+
     @property
     def implementations(self) -> Mapping[str, str | list[str]]:
         """What computes; a list collects what has computed `measure` so far."""

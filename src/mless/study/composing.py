@@ -101,6 +101,11 @@ def inner_spec(
 
     `changes` are other fields of the study, `settings_changed` of the readout's table.
     """
+    if spec.accuracy is not None and spec.accuracy.cluster_field is not None:
+        raise BadStudy(
+            f"accuracy.cluster_field = {spec.accuracy.cluster_field!r}: {spec.name} takes items as independent, so related ones would make its "
+            "intervals too narrow; leave it out and give items that are not related, or use `mless run accuracy`, which counts related items as one"
+        )
     kept = {name for name in StudySpec.model_fields if getattr(spec, name) is not None} - _OF_THE_OUTER
     settings = (
         (spec.likelihood or LikelihoodTable()).model_dump()

@@ -30,6 +30,7 @@ def measured(
     except Exception as fault:
         if len(left) < 2 or not measurement.runs_model or not is_out_of_memory(fault):
             raise
+    measurement.spare_memory()
     _free_device_memory()
     halves = [list(left.values())[: len(left) // 2], list(left.values())[len(left) // 2 :]]
     halved(
@@ -62,8 +63,8 @@ def _naming(bench: Bench, group: Group) -> Generator[None]:
         yield
     except BadAttention as fault:
         items = ", ".join(repr(bench.items[unit.number].id) for unit in group.units)
-        where = group.units[0].condition.name
-        raise BadAttention(f"item {items}, condition {where!r}: {fault}") from None
+        where = f"item {items}, condition {group.units[0].condition.name!r}: "
+        raise BadAttention(f"{where}{str(fault).removeprefix(where)}") from None
 
 
 def named(bench: Bench, unit: Unit, tables: Tables) -> Tables:

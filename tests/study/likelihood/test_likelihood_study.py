@@ -15,7 +15,7 @@ import torch
 import mless
 from heard import Heard
 from interrupted import take_apart
-from mless.errors import BadStudy
+from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
@@ -212,6 +212,45 @@ def test_rows_that_run_together_have_the_same_numbers(
     assert about["proofs"]["neighbours"] == "same bits"
 
 
+def test_states_that_are_forgotten_are_computed_again(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ARM's groups come last, when the states of `none` that they are compared with are gone but for a few."""
+    from mless.study.likelihood import measure
+
+    monkeypatch.setattr(measure, "ALONE", frozenset[str]())
+    chosen = {"conditions": ["none", "mless", "arm"], "group_tokens": 384}
+    run_tiny(tiny, task, tmp_path / "kept", **chosen)
+    monkeypatch.setattr(measure, "_KEPT", 9000)
+    run_tiny(tiny, task, tmp_path / "forgotten", **chosen)
+    kept, forgotten = (
+        pl.DataFrame(ResultFolder(tmp_path / name).read_table("tokens")) for name in ("kept", "forgotten")
+    )
+    assert kept.equals(forgotten)
+
+
+def test_a_number_that_is_not_finite_is_refused_with_its_own_item(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU numbers are read while the next group runs; the item that is named is the one whose numbers they are."""
+    from mless.capture import scoring
+    from mless.study.likelihood import measure
+
+    monkeypatch.setattr(measure, "ALONE", frozenset[str]())
+    own = scoring.Scorer._read
+
+    def read(self: Any, rows: Any, states: Any, against: Any) -> Any:
+        for at, row in enumerate(rows):
+            if (row.prompt.item, row.prompt.condition) == ("3", "mless"):
+                states[at] = float("nan")
+        return own(self, rows, states, against)
+
+    monkeypatch.setattr(scoring.Scorer, "_read", read)
+    with pytest.raises(BadAttention, match=r"^item '3', condition 'mless': (?!item)") as found:
+        run_tiny(tiny, task, tmp_path / "r", conditions=["none", "mless"])
+    assert "a log-probability is not finite" in str(found.value)
+
+
 # ---- what is lacking -----------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +289,21 @@ def test_a_solution_longer_than_the_context_is_left_out_everywhere_and_counted(t
     values = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("scores"))
     assert set(values.filter(item="2")["metric"]) == {"answer", "contrast"}
     assert "solution" in set(values.filter(item="1")["metric"])
+
+
+def test_an_answer_longer_than_the_context_is_left_out_everywhere_and_counted(tiny: Path, tmp_path: Path) -> None:
+    data = write_task(tmp_path / "long.jsonl", 4)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows[1]["answer"] = "12.5 + x " * 500
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    heard = Heard()
+    run_tiny(tiny, data, tmp_path / "r", heard, conditions="none,mless")
+    assert (
+        "1 item of 4: the answer does not fit into the context, so it is left out under every condition" in heard.lines
+    )
+    values = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("scores"))
+    assert "answer" not in set(values.filter(item="2")["metric"])
+    assert {"solution", "answer", "contrast"} <= set(values.filter(item="1")["metric"])
 
 
 def test_fewer_other_answers_than_asked_for_are_said(tiny: Path, tmp_path: Path) -> None:

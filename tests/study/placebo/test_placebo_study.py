@@ -204,6 +204,13 @@ def test_the_page_shows_the_picture_and_the_summary_the_rows(folder: Path) -> No
     assert len(summary(folder)["placebo"]) == table(folder, "placebo").height
 
 
+def test_a_filler_may_be_called_as_edits_are(tiny: Path, task: Path, tmp_path: Path) -> None:
+    own = ["conditions=none,edit-mine", "condition.edit-mine.kind=edit-newlines"]
+    run_tiny(tiny, task, tmp_path / "r", own)
+    assert set(table(tmp_path / "r", "placebo")["condition"]) == {"edit-mine"}
+    assert table(tmp_path / "r", "edits")["condition"].n_unique() == EDITS
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +229,7 @@ def test_the_page_shows_the_picture_and_the_summary_the_rows(folder: Path) -> No
         (["conditions=none,own", "condition.own.filler=x", "condition.own.length=3"], r"'own' has the length 3, and the edits have 7"),
         (["conditions=none,own", "condition.own.filler=x", "condition.own.placement=end"], r"'own' has the placement end, and the edits have before-question"),
         (["length=1", "placebo.edits=60", "placebo.kinds=edit-newlines"], r"'edit-01-newlines' and 'edit-\d+-newlines' are the same 1 tokens to this"),
+        (["accuracy.cluster_field=passage"], r"accuracy.cluster_field = 'passage': placebo takes items as independent"),
         (["affine.tokens=after"], r"a study measures one thing, and this one has \[placebo\] and \[affine\]"),
     ],
 )  # fmt: skip

@@ -192,7 +192,7 @@ class LikelihoodMeasurement(Measurement):
             self._asking.about = dict(stored.get("engine") or {})
 
     def stop(self) -> None:
-        self._states.clear()  # gigabytes of the device's memory
+        self.spare_memory()  # gigabytes of the device's
         if self._asking is not None:
             self._asking.stop()
 
@@ -252,6 +252,8 @@ class LikelihoodMeasurement(Measurement):
         units = [unit for unit in group.units if self._texts[unit.number]]
         # What the group is compared with and nobody has kept runs first, in rows of its own.
         needed = {unit.number for unit in units if unit.condition is not none and self._texts[unit.number].solution}
+        for number in needed & self._states.keys():
+            self._states.move_to_end(number)  # the last ones stay
         first = [
             Unit(none, number, bench.prompts_of(none.name)[number]) for number in sorted(needed - self._states.keys())
         ]
@@ -259,6 +261,7 @@ class LikelihoodMeasurement(Measurement):
         left = [unit for unit in units if unit.key not in found]
         with self._armed(bench, group) as arm:
             found |= self._score(bench, left, group.width, arm)
+        self._leave()
         for unit in group.units:
             yield unit, partial(self._scored, bench, unit, found.get(unit.key))
 
@@ -278,13 +281,14 @@ class LikelihoodMeasurement(Measurement):
         # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
         pooled = arm is not None and arm.settings.scope != "token"
         alone = self._alone or pooled
-        batches: dict[tuple[int, int], list[tuple[Unit, int, Branches]]] = defaultdict(list)
+        batches: dict[tuple[tuple[int, int], bool], list[tuple[Unit, int, Branches]]] = defaultdict(list)
         for unit in units:
             for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
                 shape = (1, len(row)) if alone else self._shape(bench, row, width)
-                batches[shape].append((unit, at, row))
+                # Rows with a mask of their own run apart from plain ones: what computes a row must not depend on its neighbours.
+                batches[shape, row.own_mask].append((unit, at, row))
         found: dict[str, dict[int, Scores]] = defaultdict(dict)
-        for (count, length), some in batches.items():
+        for ((count, length), _), some in batches.items():
             for first in range(0, len(some), count):
                 batch = some[first : first + count]
                 against = [self._against(bench, unit, at) for unit, at, _ in batch]
@@ -316,9 +320,16 @@ class LikelihoodMeasurement(Measurement):
     def _keep(self, number: int, states: Tensor) -> None:
         self._states[number] = states.clone()  # else all that ran beside it would be kept with it
         self._states.move_to_end(number)
-        size = states.numel() * states.element_size()
-        while len(self._states) > max(1, _KEPT // max(1, size)):
-            self._states.popitem(last=False)
+
+    def _leave(self) -> None:
+        """Forget the states that were not used for longest, as many as are too many. Between groups: a group needs all of its own."""
+        held = sum(states.numel() * states.element_size() for states in self._states.values())
+        while held > _KEPT and len(self._states) > 1:
+            _, oldest = self._states.popitem(last=False)
+            held -= oldest.numel() * oldest.element_size()
+
+    def spare_memory(self) -> None:
+        self._states.clear()
 
     def _scored(self, bench: Bench, unit: Unit, scored: Sequence[Scores] | None) -> Mapping[str, pa.Table]:
         """Called while the next groups run: on a GPU the numbers may not be there before."""

@@ -89,7 +89,7 @@ def texts_of(
     pool: Sequence[Item] = (),
     distributions: bool = True,
 ) -> tuple[list[Texts], Counted]:
-    """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a solution that does not fit is left out. Others'
+    """Every item's texts. `room` is how many tokens fit after the item's longest prompt; a text that does not fit is left out. Others'
     answers are drawn from `pool`, which holds the items and more of their kind.
     """
     lacking = Counted()
@@ -107,6 +107,9 @@ def texts_of(
         answer = (own, encoded(own)) if own is not None else None
         if answer is None:
             lacking.lacks["no answer, so only its solution is scored"] += 1
+        elif space is not None and len(answer[1]) > space:
+            lacking.lacks["the answer does not fit into the context, so it is left out under every condition"] += 1
+            answer = None
         solution = encoded(item.solution) if item.solution and item.solution.strip() else ()
         before = tasks.reasoning(item)
         reasoning = encoded(before) if before is not None and solution else None
@@ -118,17 +121,24 @@ def texts_of(
             solution, reasoning = (), None
         if solution and reasoning is None and answer is not None:
             lacking.lacks["the reference solution does not mark its answer, so there is no answer after it"] += 1
-        texts = drawn.others(place[item.id], others, seed)
-        if answer is not None and len(texts) < others and item.choices is None:
+        texts = drawn.others(place[item.id], others, seed) if answer is not None else ()
+        beside = tuple(
+            one for one in ((text, encoded(text)) for text in texts) if space is None or len(one[1]) <= space
+        )
+        if answer is not None and len(beside) < others and item.choices is None:
             few = (
-                f"only {len(texts)} of {others} other answers of its kind"
-                if texts
+                f"only {len(beside)} of {others} other answers of its kind"
+                if beside
                 else "no other answer of its kind, so no contrast"
             )
             lacking.lacks[few] += 1
-        options = tuple((text, encoded(text)) for text in item.choices or ())
-        beside = tuple((text, encoded(text)) for text in texts)
-        found.append(Texts(solution, reasoning, answer, beside, options, item.right, distributions))
+        options, right = tuple((text, encoded(text)) for text in item.choices or ()), item.right
+        if space is not None and any(len(ids) > space for _, ids in options):
+            lacking.lacks[
+                "an option does not fit into the context, so its choices are left out under every condition"
+            ] += 1
+            options, right = (), None
+        found.append(Texts(solution, reasoning, answer, beside, options, right, distributions))
     return found, lacking
 
 

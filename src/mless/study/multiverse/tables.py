@@ -177,7 +177,7 @@ def _settings(
     found: Sequence[Specified],
     rng: np.random.Generator,
 ) -> list[Row]:
-    chosen = {name: [str(getattr(cell, name)) for cell in cells] for name in MULTIVERSE_SETTINGS}
+    chosen = {name: [_value(cell, name) for cell in cells] for name in MULTIVERSE_SETTINGS}
     verdicts = [one.verdict for one in found]
     effects = setting_effects(table, chosen, verdicts, rng)
     adjusted = stats.holm(np.array([one.p for one in effects.values()], np.float64))
@@ -191,3 +191,9 @@ def _settings(
             counts = {"specifications": len(mine), "rises": mine.count("rises"), "drops": mine.count("drops")}
             rows.append(shared | {"value": value, "delta": delta} | counts)
     return rows
+
+
+def _value(cell: Cell, setting: str) -> str | None:
+    """None where it is no value of this setting: an engine that computes elsewhere has no dtype of ours."""
+    value = str(getattr(cell, setting))
+    return None if setting == "dtype" and value == ENGINES_OWN else value

@@ -54,7 +54,8 @@ class PlaceboMeasurement(Composed):
         studies = {name: inner_spec(spec, name, f"Fillers and arbitrary edits by {name}", conditions) for name in by}
 
         def tables(inner: Mapping[str, ResultFolder]) -> Mapping[str, pa.Table]:
-            return placebo_tables(inner, _margins(spec), subject.tokenizer, seed=spec.seed)
+            names = {one.name for one in edits}
+            return placebo_tables(inner, names, _margins(spec), subject.tokenizer, seed=spec.seed)
 
         own = {"placebo": settings.measured()}
         listed = [Condition("none", "none"), *conditions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,13 +22,18 @@ ALPHA = 0.05
 
 
 def placebo_tables(
-    inner: Mapping[str, ResultFolder], margin_of: Callable[[str], float], tokenizer: Any, *, seed: int
+    inner: Mapping[str, ResultFolder],
+    edit_names: Collection[str],
+    margin_of: Callable[[str], float],
+    tokenizer: Any,
+    *,
+    seed: int,
 ) -> Mapping[str, pa.Table]:
-    """Every metric of the inner folders."""
+    """Every metric of the inner folders; all conditions but the edits are fillers."""
     about = next(iter(inner.values())).about() or {}
     conditions = [condition_of(name, one) for name, one in about["conditions"].items() if name != "none"]
     conditions = [one for one in conditions if not one.again]
-    edits = [one for one in conditions if one.of_kind.takes_seed and one.name.startswith("edit-")]
+    edits = [one for one in conditions if one.name in edit_names]
     fillers = [one for one in conditions if one not in edits]
     names = {"model": about["model"]["label"], "task": about["task"]}
     changes = changes_in(inner, about["items"], [one.name for one in (*edits, *fillers)])

@@ -9,8 +9,8 @@ from mless.errors import BadData
 from mless.tasks.extracting import Extracted
 from mless.tasks.grading.base import AnswerGrader, Grade, text_of
 
-#: What harnesses drop before they compare: dollars, thousands separators, per cent signs, blanks.
-_DROPPED = re.compile(r"\\[!,;$%]|[\s$,%]")
+#: What harnesses drop before they compare: dollars, thousands separators, per cent signs, blanks. Another comma is none of these: "1, 2" is no 12.
+_DROPPED = re.compile(r"\\[!,;$%]|[\s$%]|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 #: A number by itself, or a quotient of two.
 _NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 #: Numbers differ where they differ by more than this, as a share of the larger one.
