@@ -117,6 +117,9 @@ def test_nan_in_the_attention(command: Command, tmp_path: Path, question: str) -
 def test_folders_of_another_study_or_version(command: Command, tiny: Path, tmp_path: Path, stored: Path) -> None:
     result = command("run", "quick", *small(tiny), "--out", stored)
     refused(result, "holds another study ('quick'): it differs in conditions;", "choose another --out")
+    result = command("run", "accuracy", "--model", tiny, "--out", stored)
+    refused(result, f"{stored} holds the study 'quick', and you ask for 'accuracy'; choose another --out")
+    assert "differs" not in result.err
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "study.json").write_text('{"format": 99, "mless": "7.0"}')
