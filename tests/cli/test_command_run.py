@@ -172,6 +172,7 @@ def test_a_run_and_its_second(command: Command, tiny: Path, tmp_path: Path) -> N
     assert second.code == 0
     assert "(already stored)" in second.out
     assert second.err == ""
+    assert "(already stored; no workers started)" in command(*words, "--workers", "2").out
     verdict = [line for line in first.out.splitlines() if line.startswith("•")]
     assert [line for line in second.out.splitlines() if line.startswith("•")] == verdict
     content = json.loads(command(*words, "--json").out)

@@ -110,4 +110,4 @@ def run(
             workers=options.shared.asked(),
         )
 
-    measure_and_print(measure, as_json=options.output.as_json)
+    measure_and_print(measure, workers=options.shared.workers is not None, as_json=options.output.as_json)

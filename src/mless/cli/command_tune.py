@@ -106,4 +106,4 @@ def tune(
         trust, workers = options.loading.trust_remote_code, options.shared.asked()
         return run_tuning(spec, options.output.out, bar, trust_remote_code=trust, workers=workers)
 
-    measure_and_print(measure, as_json=options.output.as_json)
+    measure_and_print(measure, workers=options.shared.workers is not None, as_json=options.output.as_json)
