@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mless.cli.groups import StudyField, study_changes
+from mless.cli.groups import StudyField, study_changes, study_options
 from mless.cli.measuring import measure_and_print
 from mless.cli.options import (
     AnswerField,
@@ -102,7 +102,7 @@ def tune(
         changes = empty | changes
 
     def measure(bar: ProgressBar) -> Outcome:
-        spec = load_study(study, changes, options.sets or ())
+        spec = load_study(study, changes, options.sets or (), options=study_options(options))
         trust, workers = options.loading.trust_remote_code, options.shared.asked()
         return run_tuning(spec, options.output.out, bar, trust_remote_code=trust, workers=workers)
 
