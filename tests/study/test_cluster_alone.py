@@ -185,7 +185,10 @@ def test_why_no_worker_could_begin_is_said(
 
     monkeypatch.setattr(Worker, "describe", dies)
     monkeypatch.setattr("mless.study.cluster._LOOK", 0.0)
-    with pytest.raises(BadCluster, match=r"^no worker has begun: those that tried have failed; .*; worker \d+: the process was ended by signal 9$"):
+    with pytest.raises(
+        BadCluster,
+        match=r"^no worker has begun: those that tried have failed; .*; worker \d+: the process was ended by signal 9$",
+    ):
         run(tiny, tmp_path / "r")
 
 
@@ -242,7 +245,7 @@ def test_a_machine_too_small_for_a_worker_is_said(
     with pytest.raises(BadCluster, match=f"{needs} 0; join a machine that gives Ray some"):
         run(tiny, tmp_path / "r", "head:6379", threads=4)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.0})
-    with pytest.raises(BadCluster, match="it needs 2 GPUs of one machine, and the largest has 1; ask for fewer$"):
+    with pytest.raises(BadCluster, match=r"it needs 2 GPUs of one machine, and the largest has 1; ask for fewer$"):
         run(tiny, tmp_path / "r", "head:6379", gpus=2, spread=True)
 
 
@@ -253,7 +256,9 @@ def test_gpus_that_no_worker_gets_are_refused(
     ray: StandIn, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, device: str, why: str
 ) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": gpus})
-    with pytest.raises(BadCluster, match=f"^--worker-gpus 1, but no worker gets a GPU: {why}; leave --worker-gpus out$"):
+    with pytest.raises(
+        BadCluster, match=f"^--worker-gpus 1, but no worker gets a GPU: {why}; leave --worker-gpus out$"
+    ):
         run(tiny, tmp_path / "r", device=device, gpus=1)
     assert ray.ended == 1
     assert not (tmp_path / "r").exists()

@@ -115,7 +115,9 @@ class RayWorkers:
         self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
         if self._asked.gpus is not None and not self._on_gpus:
             why = "--device cpu uses none" if gpus else "there is none"
-            raise BadCluster(f"--worker-gpus {self._asked.gpus}, but no worker gets a GPU: {why}; leave --worker-gpus out")
+            raise BadCluster(
+                f"--worker-gpus {self._asked.gpus}, but no worker gets a GPU: {why}; leave --worker-gpus out"
+            )
         here = self._fixed is not None and not self._on_gpus
         threads = max(1, usable_cores() // (self._fixed or 1)) if here else _THREADS
         self._threads = self._asked.threads or threads
@@ -322,7 +324,9 @@ class RayWorkers:
             way = f"--worker-threads {largest} fits"
         else:
             way = "join a machine that gives Ray some (ray start --num-cpus)"
-        raise BadCluster(f"there is no room for a worker: it needs {self._needs()}, and the largest has {largest}; {way}")
+        raise BadCluster(
+            f"there is no room for a worker: it needs {self._needs()}, and the largest has {largest}; {way}"
+        )
 
     def _needs(self) -> str:
         if self._on_gpus:
