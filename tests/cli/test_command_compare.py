@@ -88,6 +88,10 @@ def test_no_folder_and_no_result_folder(command: Command, tmp_path: Path):
     assert "Missing argument" in command("compare").err
     said = command("compare", tmp_path)
     assert (said.code, "holds no study.json" in said.err) == (2, True)
+    assert f"`mless run … --out {tmp_path}` makes one" in said.err
+    (tmp_path / "notes.txt").write_text("mine")
+    said = command("compare", tmp_path)
+    assert (said.code, "so it is no result folder; give a folder that `mless run` made" in said.err) == (2, True)
 
 
 def test_a_place_that_cannot_be_written(command: Command, paths: list[Path], tmp_path: Path):

@@ -41,6 +41,7 @@ def test_it_names_every_part_and_how_to_mend_it(command: Command, monkeypatch: p
         "cache",
         "data",
         "sandbox for code",
+        "Ray (--workers)",
         "Inspect",
     ):
         assert f"  {name}" in result.out

@@ -46,7 +46,8 @@ def test_a_figures_folder_that_holds_another_study(command: Command, tiny: Path,
     shutil.copytree(stored, tmp_path / "results" / "attention-tiny")
     result = command("figure", "attention", "--model", tiny)
     refused(
-        result, "results/attention-tiny holds another study", "remove that folder, or run the study with: mless run attention --out DIR",
+        result, "results/attention-tiny holds the study 'quick', and you ask for 'attention';",
+        "remove that folder, or run the study with: mless run attention --out DIR",
         "mless figure attention DIR",
     )  # fmt: skip
 

@@ -29,11 +29,14 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown head": (["--heads", "5"], ["no head 5: this model's heads are 1 to 4 (numbered from 1)"]),
     "heads that are no numbers": (["--heads", "most-shifted:3"], ["heads: cannot read 'most-shifted:3'", "such as 1-4,7"]),
     "unknown placement": (["--placement", "middle"], ["before-system", "got 'middle'"]),
-    "unknown prompt kind": (["--prompt", "tchat"], ["'auto', 'chat', 'user' or 'raw'", "got 'tchat'"]),
+    "unknown prompt kind": (["--prompt", "tchat"], ["mless: --prompt: input should be 'auto', 'chat', 'user' or 'raw', got 'tchat'"]),
     "no chat template": (["--prompt", "chat"], ["has no chat template", "use --prompt raw, or --tokenizer with a template"]),
     "empty filler": (["--filler", ""], ["repeats a filler, but none is given"]),
-    "length 0": (["--length", "0"], ["field 'length'", "greater than or equal to 1"]),
-    "length that is no number": (["--length", "long"], ["Invalid value for '--length'", "--help"]),
+    "length 0": (["--length", "0"], ["mless: --length: input should be greater than or equal to 1, got 0"]),
+    "limit -1": (["--limit", "-1"], ["mless: --limit: input should be", "got -1"]),
+    "length set to 0": (["--set", "length=0"], ["mless: --set length: input should be", "got 0"]),
+    "length that is no number": (["--length", "long"], ["mless: --length takes a whole number, got 'long' (see: ", "--help"]),
+    "length=long": (["--length=long"], ["mless: --length takes a whole number, got 'long'"]),
     "prompt too long": (["--length", "600"], ["tokens under condition 'mless'", "takes 512", "smaller --length"]),
     "no such data": (["--data", "nowhere.jsonl"], ["no data file or data set 'nowhere.jsonl'"]),
     "unknown device": (["--device", "abacus"], ["no device 'abacus'", "--device cpu"]),
@@ -41,7 +44,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown option": (["--lenght", "3"], ["--lenght", "--length", "--help"]),
     "unknown field": (["--set", "lenght=3"], ["no field 'lenght' (did you mean 'length'?)"]),
     "set without value": (["--set", "length"], ["--set takes key=value"]),
-    "negative seed": (["--seed", "-1"], ["field 'seed'", "greater than or equal to 0"]),
+    "negative seed": (["--seed", "-1"], ["--seed: ", "greater than or equal to 0"]),
     "margins out of range": (["--set", "margins.drop=2"], ["margin drop must lie above 0"]),
     "no such tokenizer": (["--tokenizer", "nowhere"], ["--tokenizer", "nowhere"]),
 }  # fmt: skip
@@ -117,6 +120,9 @@ def test_nan_in_the_attention(command: Command, tmp_path: Path, question: str) -
 def test_folders_of_another_study_or_version(command: Command, tiny: Path, tmp_path: Path, stored: Path) -> None:
     result = command("run", "quick", *small(tiny), "--out", stored)
     refused(result, "holds another study ('quick'): it differs in conditions;", "choose another --out")
+    result = command("run", "accuracy", "--model", tiny, "--out", stored)
+    refused(result, f"{stored} holds the study 'quick', and you ask for 'accuracy'; choose another --out")
+    assert "differs" not in result.err
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "study.json").write_text('{"format": 99, "mless": "7.0"}')
@@ -169,6 +175,7 @@ def test_a_run_and_its_second(command: Command, tiny: Path, tmp_path: Path) -> N
     assert second.code == 0
     assert "(already stored)" in second.out
     assert second.err == ""
+    assert "(already stored; no workers started)" in command(*words, "--workers", "2").out
     verdict = [line for line in first.out.splitlines() if line.startswith("•")]
     assert [line for line in second.out.splitlines() if line.startswith("•")] == verdict
     content = json.loads(command(*words, "--json").out)

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from mless.cli import app
-from mless.cli.groups import StudyField, spread, study_changes
+from mless.cli.groups import StudyField, spread, study_changes, study_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,12 @@ def test_study_fields_are_those_that_were_given() -> None:
     assert study_changes(Outer(inner=Inner())) == {}
     given = Outer(colour="red", inner=Inner(size=0, quick=True), last="x")
     assert study_changes(given) == {"paint.colour": "red", "size": 0, "last": "x", "paint.last": "x"}
+    assert study_options(given) == {
+        "paint.colour": "--colour",
+        "size": "--size",
+        "last": "--last",
+        "paint.last": "--last",
+    }
 
 
 def test_two_options_of_one_name_are_refused() -> None:

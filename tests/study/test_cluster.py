@@ -148,7 +148,9 @@ def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
 ) -> None:
     out = tmp_path / "r"
     more = ("--workers", cluster.address, "--worker-threads", "1", "--worker-limit", "90")
-    driver = subprocess.Popen(command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        command(QUICK, out, *more), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     now = wait_for_more(out, 0, driver)
     cluster.remove_node(sorted(cluster.worker_nodes, key=id)[0], allow_graceful=False)
     cluster.add_node(num_cpus=1)
@@ -157,10 +159,11 @@ def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
     wait_for_more(out, now, driver)
     stopped = workers()[0]
     os.kill(stopped, signal.SIGSTOP)
-    _, said = driver.communicate(timeout=600)
+    printed, said = driver.communicate(timeout=600)
     assert driver.returncode == 0, said[-3000:]
     assert digests(out) == alone[QUICK]
     assert said.count("is gone") >= 2
+    assert "raylet" not in printed + said  # what Ray itself prints of it
 
 
 @pytest.mark.parametrize("moments", [4, pytest.param(20, marks=pytest.mark.slow)])

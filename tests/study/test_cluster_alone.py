@@ -115,9 +115,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-def run(tiny: Path, out: Path, where: str = "2", threads: int = 1, **asked: Any) -> list[str]:
+def run(
+    tiny: Path, out: Path, where: str = "2", threads: int = 1, device: str = "auto", spread: bool = False, **asked: Any
+) -> list[str]:
     """Run a small study by workers, two unless others are asked for; what was said."""
-    given = {"limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", "batch_size": 1}
+    given = {"limit": 3, "length": 5, "conditions": "none,mless", "prompt": "raw", "batch_size": 1, "device": device}
+    given |= {"device_map": "auto"} if spread else {}
     told = Heard()
     run_study(load_study("quick", {"model": str(tiny), **given}), out, told, workers=Workers(where, threads, **asked))
     return told.lines
@@ -182,7 +185,10 @@ def test_why_no_worker_could_begin_is_said(
 
     monkeypatch.setattr(Worker, "describe", dies)
     monkeypatch.setattr("mless.study.cluster._LOOK", 0.0)
-    with pytest.raises(BadCluster, match=r"no worker has begun: .*; worker \d+: the process was ended by signal 9$"):
+    with pytest.raises(
+        BadCluster,
+        match=r"^no worker has begun: those that tried have failed; .*; worker \d+: the process was ended by signal 9$",
+    ):
         run(tiny, tmp_path / "r")
 
 
@@ -232,5 +238,27 @@ def test_a_machine_too_small_for_a_worker_is_said(
     ray: StandIn, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: SimpleNamespace(close=lambda: None))
-    with pytest.raises(BadCluster, match="4 processors of one machine, and the largest has 2; --worker-threads"):
+    needs = "it needs 4 processors of one machine, and the largest has"
+    with pytest.raises(BadCluster, match=f"^there is no room for a worker: {needs} 2; --worker-threads 2 fits$"):
         run(tiny, tmp_path / "r", "head:6379", threads=4)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    with pytest.raises(BadCluster, match=f"{needs} 0; join a machine that gives Ray some"):
+        run(tiny, tmp_path / "r", "head:6379", threads=4)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.0})
+    with pytest.raises(BadCluster, match=r"it needs 2 GPUs of one machine, and the largest has 1; ask for fewer$"):
+        run(tiny, tmp_path / "r", "head:6379", gpus=2, spread=True)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "why"), [(0.0, "auto", "there is none"), (1.0, "cpu", "--device cpu uses none")]
+)
+def test_gpus_that_no_worker_gets_are_refused(
+    ray: StandIn, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, device: str, why: str
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": gpus})
+    with pytest.raises(
+        BadCluster, match=f"^--worker-gpus 1, but no worker gets a GPU: {why}; leave --worker-gpus out$"
+    ):
+        run(tiny, tmp_path / "r", device=device, gpus=1)
+    assert ray.ended == 1
+    assert not (tmp_path / "r").exists()

@@ -122,15 +122,15 @@ def test_set_needs_a_key_and_a_value(text: str) -> None:
         ("zzz=3", "has no field 'zzz'; its fields are: name, title"),
         ("margins.drp=0.9", "no field 'margins.drp' (did you mean 'margins.drop'?); its fields are: margins.drop, "),
         ("condition.x.fillr=a", "no field 'condition.x.fillr' (did you mean 'condition.x.filler'?)"),
-        ("length=long", "field 'length': input should be a valid integer"),
-        ("length=0", "field 'length': input should be greater than or equal to 1, got 0"),
-        ("limit=0", "field 'limit': input should be greater than or equal to 1, got 0"),
-        ("seed=-1", "field 'seed': input should be greater than or equal to 0, got -1"),
-        ("flips=99", "field 'flips': input should be greater than or equal to 100000, got 99"),
+        ("length=long", "--set length: input should be a valid integer"),
+        ("length=0", "--set length: input should be greater than or equal to 1, got 0"),
+        ("limit=0", "--set limit: input should be greater than or equal to 1, got 0"),
+        ("seed=-1", "--set seed: input should be greater than or equal to 0, got -1"),
+        ("flips=99", "--set flips: input should be greater than or equal to 100000, got 99"),
         ("placement=middle", "'before-system', 'before-question', 'end', 'before-answer' or 'anywhere', got 'middle'"),
         ("prompt=tchat", "input should be 'auto', 'chat', 'user' or 'raw', got 'tchat'"),
         ("dtype=int8", "input should be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'"),
-        ("conditions=7", "field 'conditions': input should be a valid list, got 7"),
+        ("conditions=7", "--set conditions: input should be a valid list, got 7"),
         ("figure.heads=2", "study 'quick' is for no figure; `mless studies` shows which are"),
     ],
 )
@@ -143,7 +143,7 @@ def test_faults_name_the_field_and_the_way_out(text: str, why: str) -> None:
     [
         ("margins.drop=1.5", "margin drop must lie above 0 and not above 1"),
         ("margins.rise=0.5", "margin rise must be finite and at least 1"),
-        ("margins.rise=inf", "margins.rise': input should be a finite number"),
+        ("margins.rise=inf", "--set margins.rise: input should be a finite number"),
         ("margins.same=[1.2, 1.3]", "margin same must be two finite shares around 1"),
     ],
 )
@@ -497,9 +497,9 @@ def test_bounds_that_cross_over_leave_nothing_to_try():
 @pytest.mark.parametrize(
     ("study", "text", "why"),
     [
-        ("quick", "length=10000000", "'length': expected at most 1,000,000 tokens (limit filler: "),
+        ("quick", "length=10000000", "--set length: expected at most 1,000,000 tokens (limit filler: "),
         ("quick", "length=1000000000000000000000000000000", "expected at most 1,000,000 tokens"),
-        ("quick", f"length={'9' * 5000}", "'length'"),
+        ("quick", f"length={'9' * 5000}", "--set length: "),
         ("quick", "limit=1000000000000000000", "expected at most 1,000,000,000 items"),
         ("quick", "batch_size=1000000000000000000", "expected at most 65,536 rows"),
         ("quick", "seed=1000000000000000000000000000000", "(limit seed: "),

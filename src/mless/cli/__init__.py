@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -115,7 +115,8 @@ def _exit_code() -> int:
         if type(fault).__module__.startswith(("click", "typer")) and hasattr(fault, "format_message"):
             context = getattr(fault, "ctx", None)
             usage = f" (see: {context.command_path} --help)" if context is not None else ""
-            return _failed(f"{fault.format_message()}{usage}", 2)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            message = _no_number(fault) or fault.format_message()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+            return _failed(f"{message}{usage}", 2)
         if isinstance(fault, ImportError) and sys.argv[1:2] == ["doctor"]:
             return _doctor_alone()
         if is_out_of_memory(fault):
@@ -126,6 +127,18 @@ def _exit_code() -> int:
             1,
             fault,
         )
+
+
+_NUMBERS = {"int": "a whole number", "float": "a number"}
+
+
+def _no_number(fault: Any) -> str | None:
+    """In plain words that an option takes a number; None where the fault is another. Newer typers pass on pydantic's own words."""
+    if not hasattr(fault.__cause__, "errors") or not getattr(fault, "param", None):
+        return None
+    first = fault.__cause__.errors()[0]
+    wanted = _NUMBERS.get(first["type"].partition("_")[0])
+    return f"{fault.param.opts[0]} takes {wanted}, got {shown(first['input'])}" if wanted else None
 
 
 def _doctor_alone() -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mless.cli.groups import StudyField, study_changes
+from mless.cli.groups import StudyField, study_changes, study_options
 from mless.cli.options import (
     ComputeOptions,
     DataOptions,
@@ -97,9 +97,10 @@ def figure(
     changes = study_changes(options)
     sets = options.sets or []
     # In a figure with two halves, settings for answers belong to the half made of answers.
-    spec = load_study(name, changes, [text for text in sets if not (drawing.bars and text.startswith("accuracy."))])
+    of_attention = [text for text in sets if not (drawing.bars and text.startswith("accuracy."))]
+    spec = load_study(name, changes, of_attention, options=study_options(options))
     shown = figure_spec(spec)
-    left = _left_half(spec, changes, sets) if drawing.bars else None
+    left = _left_half(spec, options, sets) if drawing.bars else None
     choices: dict[str, Any] = {
         "layer": single_layer(spec),
         "heads": spec.figure.heads if spec.figure else None,
@@ -137,16 +138,16 @@ def _listed(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip()]
 
 
-def _left_half(spec: StudySpec, changes: dict[str, Any], sets: list[str]) -> StudySpec:
+def _left_half(spec: StudySpec, options: FigureOptions, sets: list[str]) -> StudySpec:
     """The accuracy study that belongs to a figure with two halves."""
     from mless.study import load_study
 
     if spec.figure is None or spec.figure.bars is None:
         raise BadStudy(f"--bars is for figures with a half made of answers (fig10); {spec.name} has none")
+    changes = study_changes(options)
     kept = {key: value for key, value in changes.items() if key != "layers" and not key.startswith("figure.")}
-    return load_study(
-        spec.figure.bars, kept, [text for text in sets if not text.startswith(("figure.", "layers", "heads"))]
-    )
+    of_answers = [text for text in sets if not text.startswith(("figure.", "layers", "heads"))]
+    return load_study(spec.figure.bars, kept, of_answers, options=study_options(options))
 
 
 def _run_for_figure(spec: StudySpec, options: FigureOptions, bar: ProgressBar) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mless.cli.groups import StudyField, study_changes
+from mless.cli.groups import StudyField, study_changes, study_options
 from mless.cli.measuring import measure_and_print
 from mless.cli.options import (
     AnswerField,
@@ -99,7 +99,7 @@ def run(
     from mless.study import Outcome, load_study, run_study
 
     def measure(bar: ProgressBar) -> Outcome:
-        spec = load_study(study, study_changes(options), options.sets or ())
+        spec = load_study(study, study_changes(options), options.sets or (), options=study_options(options))
         trust = options.loading.trust_remote_code
         return run_study(
             spec,
@@ -110,4 +110,4 @@ def run(
             workers=options.shared.asked(),
         )
 
-    measure_and_print(measure, as_json=options.output.as_json)
+    measure_and_print(measure, workers=options.shared.workers is not None, as_json=options.output.as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mless.cli.groups import StudyField, study_changes
+from mless.cli.groups import StudyField, study_changes, study_options
 from mless.cli.measuring import measure_and_print
 from mless.cli.options import (
     AnswerField,
@@ -102,8 +102,8 @@ def tune(
         changes = empty | changes
 
     def measure(bar: ProgressBar) -> Outcome:
-        spec = load_study(study, changes, options.sets or ())
+        spec = load_study(study, changes, options.sets or (), options=study_options(options))
         trust, workers = options.loading.trust_remote_code, options.shared.asked()
         return run_tuning(spec, options.output.out, bar, trust_remote_code=trust, workers=workers)
 
-    measure_and_print(measure, as_json=options.output.as_json)
+    measure_and_print(measure, workers=options.shared.workers is not None, as_json=options.output.as_json)

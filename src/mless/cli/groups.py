@@ -17,16 +17,27 @@ class StudyField:
 
 def study_changes(options: object) -> dict[str, Any]:
     """Study field → value, for every option of the group that was given and sets a study field."""
-    found: dict[str, Any] = {}
+    return {field: value for field, _, value in _given(options)}
+
+
+def study_options(options: object) -> dict[str, str]:
+    """Study field → the option that was given for it, so that an error can name it."""
+    return {field: option for field, option, _ in _given(options)}
+
+
+def _given(options: object) -> Iterator[tuple[str, str, Any]]:
+    """Study field, option and value of every option that was given."""
     for parameter in _parameters(type(options)):
         value = getattr(options, parameter.name)
         if _is_group(parameter.annotation):
-            found |= study_changes(value)
+            yield from _given(value)
         elif value is not None:
-            for mark in parameter.annotation.__metadata__:
+            marks = parameter.annotation.__metadata__
+            typed = [name for mark in marks for name in getattr(mark, "param_decls", None) or () if name[:2] == "--"]
+            option = next(iter(typed), f"--{parameter.name.replace('_', '-')}")
+            for mark in marks:
                 if isinstance(mark, StudyField):
-                    found |= dict.fromkeys(mark.names or (parameter.name,), value)
-    return found
+                    yield from ((name, option, value) for name in mark.names or (parameter.name,))
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

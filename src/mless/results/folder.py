@@ -90,13 +90,19 @@ def _publish(partial: Path, path: Path) -> None:
 
 
 def no_result_folder(path: Path) -> BadFolder:
-    return BadFolder(f"{path} holds no study.json, so it is no result folder; `mless run … --out {path}` makes one")
+    way = "give a folder that `mless run` made" if _is_taken(path) else f"`mless run … --out {path}` makes one"
+    return BadFolder(f"{path} holds no study.json, so it is no result folder; {way}")
 
 
 def _damaged(file: Path) -> BadFolder:
     return BadFolder(
         f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
     )
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether a study cannot begin there. Files left by a run killed at its start do not count."""
+    return path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir()))
 
 
 def _is_trace(entry: Path) -> bool:
@@ -254,8 +260,8 @@ class ResultFolder:
             raise _damaged(file)
 
     def check_free(self) -> None:
-        """Refuse a folder that holds no study but other files. Files left by a run killed at its start do not count."""
-        if self.path.exists() and any(not _is_trace(entry) for entry in self.path.iterdir()):
+        """Refuse a folder that holds no study but other files."""
+        if _is_taken(self.path):
             raise BadFolder(f"{self.path} is not empty and holds no study.json; choose another --out")
 
     def discard(self) -> None:

@@ -113,6 +113,11 @@ class RayWorkers:
         self._ray = ray  # from here on it is ours, and `close` ends it
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
+        if self._asked.gpus is not None and not self._on_gpus:
+            why = "--device cpu uses none" if gpus else "there is none"
+            raise BadCluster(
+                f"--worker-gpus {self._asked.gpus}, but no worker gets a GPU: {why}; leave --worker-gpus out"
+            )
         here = self._fixed is not None and not self._on_gpus
         threads = max(1, usable_cores() // (self._fixed or 1)) if here else _THREADS
         self._threads = self._asked.threads or threads
@@ -296,24 +301,39 @@ class RayWorkers:
 
     def _check_somebody(self, until: float) -> None:
         if not self._known and self._looked:
+            self._check_room()
             raise BadCluster(
-                f"no worker has begun: there is no room for one ({self._needs()}; --worker-threads), or those that tried have failed; is mless "
-                f"installed there, in the same version?{self._why}"
+                f"no worker has begun: those that tried have failed; is mless installed there, in the same version?{self._why}"
             )
         if time.monotonic() > until:
             raise BadCluster(
                 f"no worker has begun within {self._asked.limit:g} s; is there room for one ({self._needs()})? More time: --worker-limit{self._why}"
             )
 
+    def _check_room(self) -> None:
+        """Refuse a cluster of which no machine is large enough for one worker, with what fits."""
+        if self._fixed is not None:
+            return  # Ray was started for just so many
+        what, each = ("GPU", self._each) if self._on_gpus else ("CPU", self._threads)
+        largest = max((int(node["Resources"].get(what, 0)) for node in self._ray.nodes() if node["Alive"]), default=0)
+        if largest >= each:
+            return
+        if self._on_gpus:
+            way = "ask for fewer"
+        elif largest:
+            way = f"--worker-threads {largest} fits"
+        else:
+            way = "join a machine that gives Ray some (ray start --num-cpus)"
+        raise BadCluster(
+            f"there is no room for a worker: it needs {self._needs()}, and the largest has {largest}; {way}"
+        )
+
     def _needs(self) -> str:
-        if self._fixed is not None and not self._on_gpus:
+        if self._on_gpus:
+            return "a GPU" if self._each == 1 else f"{self._each} GPUs of one machine"
+        if self._fixed is not None:
             return f"{self._threads} threads"
-        if not self._on_gpus:
-            largest = max(
-                (int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]), default=0
-            )
-            return f"{self._threads} processors of one machine, and the largest has {largest}"
-        return "a GPU" if self._each == 1 else f"{self._each} GPUs of one machine"
+        return "a processor" if self._threads == 1 else f"{self._threads} processors of one machine"
 
     def start(self, stored: Mapping[str, Any] | None, given: Mapping[str, Any], *, resumed: bool) -> Started:
         # What was asked before belongs to a round that is over.
@@ -449,6 +469,8 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A thread of Ray's prints a paragraph on standard output for each worker that dies, even with log_to_driver off. A line of ours says it.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray  # pyright: ignore[reportMissingImports] an extra
     except ImportError:

@@ -141,7 +141,7 @@ def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, ma
     stored = folder.about()
     if stored is not None:
         check_age(folder, stored)
-        check_same(folder, stored, identity)
+        check_same(folder, stored, identity, spec.name, spec.measured)
         # What was left out is tried again: a server may answer now, and a package be installed.
         same = stored.get("complete") and stored.get("analysis") == analysis and not stored.get("left_out")
         if same and folder.has_tables(measurement.tables):

@@ -39,6 +39,7 @@ _CORE = {
 }
 _EXTRAS = {
     "vllm": ("engine vllm", "pip install 'mless[vllm]'"),
+    "ray": ("Ray (--workers)", "pip install 'mless[ray]'"),
     "lm_eval": ("lm-evaluation-harness", "pip install 'mless[lm-eval]'"),
     "inspect_ai": ("Inspect", "pip install 'mless[inspect]'"),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mless import __version__
 from mless.errors import BadFolder
 from mless.results.folder import GROUPED, SEALED, ResultFolder
+from mless.results.manifest import measured_in
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
 from mless.study.spec import LikelihoodTable, StudySpec
@@ -132,10 +133,23 @@ def differing(stored: Mapping[str, Any], identity: Mapping[str, str]) -> list[st
     return sorted(key for key in identity if old.get(key) != identity[key])
 
 
+#: As many differences are named.
+_NAMED = 8
+
+
 def check_same(
-    folder: ResultFolder, stored: dict[str, Any], identity: dict[str, str], *, measured: bool = False
+    folder: ResultFolder,
+    stored: dict[str, Any],
+    identity: dict[str, str],
+    name: str,
+    measures: str,
+    *,
+    measured: bool = False,
 ) -> None:
-    """Compare the part of the identity that is known before a model is loaded; `measured` says that no prompt runs any more."""
+    """Compare the part of the identity that is known before a model is loaded, of the study `name` that measures `measures`.
+
+    `measured` says that no prompt runs any more.
+    """
     different = differing(stored, identity)
     units_format: int = stored.get(UNITS_FORMAT) or stored["format"]
     older = units_format < GROUPED and stored.get("study", {}).get("batch_size") == 1
@@ -148,11 +162,17 @@ def check_same(
             )
     if "layers" in different and "model's weights" in different:
         different.remove("model's weights")  # a checkpoint is known by the layers that are read of it
-    if different:
-        study = stored.get("study", {}).get("name", "unknown")
-        raise BadFolder(
-            f"{folder.path} holds another study ({study!r}): it differs in {', '.join(different)}; choose another --out, or remove the folder"
-        )
+    if not different:
+        return
+    study, holds = stored.get("study", {}).get("name", "unknown"), measured_in(stored)
+    if study != name:  # nearly every field differs then, and says no more
+        says = f"holds the study {study!r}, and you ask for {name!r}"
+    elif holds != measures:
+        says = f"holds a study {study!r} of {holds}, and yours is of {measures}"
+    else:
+        more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
+        says = f"holds another study ({study!r}): it differs in {', '.join(different[:_NAMED])}{more}"
+    raise BadFolder(f"{folder.path} {says}; choose another --out, or remove the folder")
 
 
 def rerun_command(spec: StudySpec, out: Path, trust_remote_code: bool = False) -> list[str]:

@@ -88,7 +88,7 @@ def import_results(
     folder = ResultFolder(path)
     stored = folder.about()
     if stored is not None:
-        check_same(folder, stored, about["identity"])
+        check_same(folder, stored, about["identity"], about["study"]["name"], about["measures"])
     else:
         folder.check_free()
     with folder.writing():

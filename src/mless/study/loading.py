@@ -46,25 +46,27 @@ def load_study(
     sets: Sequence[str] = (),
     *,
     server_named: bool | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> StudySpec:
     """A study by name or TOML path; `changes` are fields by name (`engine` and `base_url`: of the table that has
     them), `sets` are ``key=value`` texts, which win.
 
+    `options` says which option of the command line a change came from: a refused value is then named by it, and not by a file.
     `server_named` says whether the user chose the server, where the changes do not tell: those of an inner study are made from a file.
     """
-    spec = _loaded(name, dict(changes or {}), sets)
+    spec = _loaded(name, dict(changes or {}), sets, options or {})
     if server_named is not None:
         spec._names_server = server_named  # pyright: ignore[reportPrivateUsage]
     return spec
 
 
-def _loaded(name: str, changes: Mapping[str, Any], sets: Sequence[str]) -> StudySpec:
+def _loaded(name: str, changes: Mapping[str, Any], sets: Sequence[str], options: Mapping[str, str]) -> StudySpec:
     path = Path(name)
     if path.suffix == ".toml":
         if not os.path.lexists(path):
             raise BadStudy(f"no study file {shown(name)}; `mless studies` lists those that come with mless")
         text = read_text(path, STUDY_BYTES, lambda message: BadStudy(f"study file {shown(name)} {message}"))
-        spec = _parse(text, name, changes, sets)
+        spec = _parse(text, name, changes, sets, options)
         spec._source = name  # pyright: ignore[reportPrivateUsage]
         return spec
     entry = resources.files("mless") / "studies" / f"{name}.toml"
@@ -73,17 +75,25 @@ def _loaded(name: str, changes: Mapping[str, Any], sets: Sequence[str]) -> Study
         raise BadStudy(
             f"no study {shown(name)}{near(name, known)}; there are: {', '.join(known)}, or give a .toml file"
         )
-    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", changes, sets)
+    return _parse(entry.read_text(encoding="utf-8"), f"{name}.toml", changes, sets, options)
 
 
-def _parse(text: str, source: str, changes: Mapping[str, Any], sets: Sequence[str] = ()) -> StudySpec:
+def _parse(
+    text: str,
+    source: str,
+    changes: Mapping[str, Any],
+    sets: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> StudySpec:
     fields = toml_of(text, lambda message: BadStudy(f"study {source} {message}"))
     fields.setdefault("name", Path(source).stem)
     as_written = validated(fields, source)
     asks = as_written.asks[0] if as_written.asks is not None else "accuracy"
     changes = {f"{asks}.{key}" if key in OF_AN_ENGINE else key: value for key, value in changes.items()}
+    typed = {f"{asks}.{key}" if key in OF_AN_ENGINE else key: option for key, option in (options or {}).items()}
     for one in sets:
         key, value = _read_set(one)
+        typed[key] = f"--set {key}"
         changes.pop(key, None)  # so that it is put last, and wins
         changes[key] = value
     if as_written.figure is None and any(key.partition(".")[0] == "figure" for key in changes):
@@ -95,15 +105,15 @@ def _parse(text: str, source: str, changes: Mapping[str, Any], sets: Sequence[st
         )
     for key, value in changes.items():
         _put(fields, key, value)
-    spec = validated(fields, source)
+    spec = validated(fields, source, typed)
     spec._as_written = as_written.model_dump()  # pyright: ignore[reportPrivateUsage]
     places = [name for table in ("accuracy", "likelihood") for name in (table, f"{table}.base_url")]
     spec._names_server = not set(places).isdisjoint(changes)  # pyright: ignore[reportPrivateUsage]
     return spec
 
 
-def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
-    """A spec from its fields; a fault names the field, and the nearest one there is."""
+def validated(fields: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None) -> StudySpec:
+    """A spec from its fields; a fault names the field, and the nearest one there is, or the option that was `typed` for it."""
     check_content(dict(fields), lambda message: BadStudy(f"study {source}: {message}"))
     try:
         return StudySpec.model_validate(dict(fields))
@@ -126,9 +136,10 @@ def validated(fields: Mapping[str, Any], source: str) -> StudySpec:
             isinstance(first.get("input"), dict) and first["type"] == "value_error"
         ):  # a rule of the whole table, which says what it got
             raise BadStudy(f"study {source}, [{where}]: {message}") from None
-        raise BadStudy(
-            f"study {source}, field {where!r}: {message[:1].lower()}{message[1:]}, got {_as_given(first.get('input'))}"
-        ) from None
+        # The fault may lie in an entry of a list that was typed.
+        option = next((said for key, said in (typed or {}).items() if f"{where}.".startswith(f"{key}.")), None)
+        place = option or f"study {source}, field {where!r}"
+        raise BadStudy(f"{place}: {message[:1].lower()}{message[1:]}, got {_as_given(first.get('input'))}") from None
 
 
 def _as_given(value: Any) -> str:

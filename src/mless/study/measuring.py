@@ -54,7 +54,7 @@ def run(measurement: Measurement, job: Job) -> Outcome:
     if stored is not None:
         check_age(folder, stored)
         measured = bool(stored.get("complete")) and folder.has_tables(measurement.sources)
-        check_same(folder, stored, identity, measured=measured)
+        check_same(folder, stored, identity, job.spec.name, job.spec.measured, measured=measured)
         measurement.check_stored(folder, stored)
         if measured:
             there = [table for table in (*measurement.sources, *measurement.tables) if folder.has_tables((table,))]
@@ -146,7 +146,7 @@ def _compute(measurement: Measurement, bench: Bench, job: Job, identity: dict[st
         stored = bench.folder.about()
         if stored is not None:
             check_age(bench.folder, stored)
-            check_same(bench.folder, stored, identity)
+            check_same(bench.folder, stored, identity, bench.spec.name, bench.spec.measured)
         elif bench.folder.has_units():
             place = bench.folder.set_aside(bench.folder.path / "units")
             job.progress.say(
@@ -314,7 +314,8 @@ class _Writer:
         """Check the instrument, and record in the folder what is being computed."""
         self._identity |= self._measurement.start(self._bench, stored, resumed=len(missing) < len(units))
         if stored is not None:
-            check_same(self._bench.folder, stored, self._identity)
+            spec = self._bench.spec
+            check_same(self._bench.folder, stored, self._identity, spec.name, spec.measured)
             self._identity = stored["identity"] | self._identity
         self._bench.folder.take_units_of(self._identity)
         self._progress.checked()

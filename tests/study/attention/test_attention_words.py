@@ -196,7 +196,7 @@ CLAIMS: dict[str, tuple[dict[int, Share], str]] = {
     ),
     "a few later layers measured": (
         {1: DROPS, 2: SAME, 3: SAME},
-        "holds for the layers measured: layer 1 drops, and 0 of 2 later layers measured (the model has 29) change",
+        "holds for the layers measured: layer 1 drops, and 0 of 2 later layers measured (of 29) change",
     ),
     "layer 1 measured": (
         {1: DROPS},

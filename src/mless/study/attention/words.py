@@ -154,7 +154,7 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
     of = f"{count} of {len(later)} later layers"
     model = "this model"
     if later and there is not None and len(later) < there - 1:
-        of += f" measured (the model has {there - 1})"
+        of += f" measured (of {there - 1})"
         model = "the layers measured"
     if first == "undecided":
         if count * 10 > len(later):

@@ -83,7 +83,7 @@ class TuningMeasurement(Composed):
         analysis = digest(settings.known_before(settings.model_dump()))
         if stored is not None:
             check_age(folder, stored)
-            check_same(folder, stored, identity)
+            check_same(folder, stored, identity, spec.name, spec.measured)
             same = stored.get("analysis") == analysis and stored.get("transfers") == tune.transfer
             if same and stored.get("complete") and folder.has_tables(self.tables):
                 folder.check_tables(self.tables, stored)
