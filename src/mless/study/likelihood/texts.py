@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -132,14 +132,20 @@ def texts_of(
                 else "no other answer of its kind, so no contrast"
             )
             lacking.lacks[few] += 1
-        options, right = tuple((text, encoded(text)) for text in item.choices or ()), item.right
-        if space is not None and any(len(ids) > space for _, ids in options):
-            lacking.lacks[
-                "an option does not fit into the context, so its choices are left out under every condition"
-            ] += 1
-            options, right = (), None
+        options, right = _options_of(item, encoded, space, lacking)
         found.append(Texts(solution, reasoning, answer, beside, options, right, distributions))
     return found, lacking
+
+
+def _options_of(
+    item: Item, encoded: Callable[[str], Ids], space: int | None, lacking: Counted
+) -> tuple[tuple[tuple[str, Ids], ...], int | None]:
+    """The item's options, and which is right; none where one of them does not fit, since the others alone are no choice."""
+    options = tuple((text, encoded(text)) for text in item.choices or ())
+    if space is not None and any(len(ids) > space for _, ids in options):
+        lacking.lacks["an option does not fit into the context, so its choices are left out under every condition"] += 1
+        return (), None
+    return options, item.right
 
 
 def values_of(
