@@ -25,7 +25,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     tests = Path(__file__).parent.parent
     places = [str(tests), str(tests / "engines"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {
-        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places),
+        "TRITON_INTERPRET": "1", "MLESS_PLUGINS": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places),
     }  # fmt: skip
     slow = any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
     command = [sys.executable, str(request.path), str(path), *(["all"] if slow else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def test_likelihoods_of_real_studies(tmp_path: Path):
             assert [reading.value, reading.lo, reading.hi, reading.n] == [told[k] for k in ("delta", "lo", "hi", "n")]
 
 
-def test_a_readout_is_one_row(tmp_path: Path, answers: list[Path]):
+def test_a_readout_is_one_row(tmp_path: Path, answers: list[Path], monkeypatch: pytest.MonkeyPatch):
     import mless
     from mless.results.readouts import Reading, Readout, Scale
 
@@ -232,6 +233,8 @@ def test_a_readout_is_one_row(tmp_path: Path, answers: list[Path]):
         return Reading(0.5, 0.1, 0.3, 0.7, 9)
 
     row = Readout("accuracy", read, lambda folder, condition: ["mine"], lambda metric: Scale("my number"))
+    # What registers something is named there, so that other processes find it too.
+    monkeypatch.setenv("MLESS_PLUGINS", os.environ.get("MLESS_PLUGINS", ""))
     mless.register("readouts", "mine", row)
     try:
         assert readouts_of("accuracy") == ["accuracy", "mine"]

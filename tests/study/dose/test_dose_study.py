@@ -198,7 +198,7 @@ def test_the_page_shows_the_picture_and_the_summary_the_rows(folder: Path) -> No
         (["dose.placements=before-anwser"], r"dose: no placement 'before-anwser' \(did you mean 'before-answer'\?\)"),
         (["dose.placements=end,end"], r"dose: placement end is named twice"),
         (["dose.points=800", "dose.most=100000"], r"fillers × 2 placements are 1,\d+ conditions besides none; expected at most 1,000"),
-        (["dose.points=1"], r"field 'dose.points': input should be greater than or equal to 2, got 1"),
+        (["dose.points=1"], r"--set dose.points: input should be greater than or equal to 2, got 1"),
         (["dose.most=256"], r"a filler of 256 tokens does not fit into this model's context of 256 .* --set dose.most=64"),
         (["length=5"], r"dose: the study gives a length, but fillers are tried in those of \[dose\]; leave it out, and set dose.most"),
         (["conditions=none,own", "condition.own.filler=x", "condition.own.placement=end"], r"dose: \[condition.own\] gives a placement"),

@@ -353,7 +353,7 @@ def test_the_page_shows_the_picture_and_the_summary_the_rows(folder: Path) -> No
         (["multiverse.grader=python-tests"], r"grader: 'python-tests' runs code that the model wrote, and no other grader judges code"),
         (["multiverse.system=none,none"], r"system: name at least one value, and each once; got none, none"),
         (["multiverse.template=[]"], r"template: name at least one value, and each once; got none"),
-        (["multiverse.by=attention"], r"field 'multiverse.by': expected one or both of likelihood, accuracy"),
+        (["multiverse.by=attention"], r"--set multiverse.by: expected one or both of likelihood, accuracy"),
         (["multiverse.texts.none=x"], r"texts: 'none' is a text already; give yours another name"),
         (['multiverse.texts={"a/b" = "x"}'], r"texts: 'a/b' becomes part of folder names"),
         (["prompt=raw"], r"the study gives prompt, but it is tried in the values of \[multiverse\]; leave it out, and set multiverse.template"),

@@ -217,11 +217,11 @@ def test_a_filler_may_be_called_as_edits_are(tiny: Path, task: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["placebo.edits=1"], r"field 'placebo.edits': input should be greater than or equal to 2, got 1"),
+        (["placebo.edits=1"], r"--set placebo.edits: input should be greater than or equal to 2, got 1"),
         (["placebo.kinds=edit-emojis"], r"placebos: no kind of edit 'edit-emojis' \(did you mean 'edit-emoji'\?\); there are: edit-random-tokens"),
         (["placebo.kinds=edit-emoji,edit-emoji"], r"name each kind of edit once, and at least one"),
-        (["placebo.by=attention"], r"field 'placebo.by': expected one or both of likelihood, accuracy, each once"),
-        (["placebo.by=[]"], r"field 'placebo.by': expected one or both of likelihood, accuracy"),
+        (["placebo.by=attention"], r"--set placebo.by: expected one or both of likelihood, accuracy, each once"),
+        (["placebo.by=[]"], r"--set placebo.by: expected one or both of likelihood, accuracy"),
         (["conditions=none"], r"placebos: no filler is named; name at least one, as mless"),
         (["conditions=none,position-only"], r"placebos: condition 'position-only' inserts nothing; name fillers, as mless"),
         (["conditions=none,mless-arm"], r"placebos: condition 'mless-arm' has ARM, so it is more than a filler"),
