@@ -174,7 +174,7 @@ def test_the_chosen_dose_is_judged_without_flattery() -> None:
     missed, flattered = 0, 0
     for _ in range(sets):
         values = items_of(draw, 60, FLAT, alike=0.3)
-        found = best_dose(values, DOSES, dev, draw, flips=100_000)
+        found = best_dose(values, DOSES, dev, draw, flips=1000)  # its p is not looked at here
         missed += not found.lo <= 0 <= found.hi
         mine = mean_intervals(values[dev][:, [DOSES.index(found.dose)]])
         flattered += not mine.lo[0] <= 0 <= mine.hi[0]

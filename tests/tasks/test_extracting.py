@@ -266,7 +266,7 @@ def test_a_rule_from_outside(outside: Outside) -> None:
 
 
 @given(text=texts)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_text_raises_and_what_is_found_stands_in_it(text: str) -> None:
     for rule in EXTRACTION_RULES:
         for latex in (False, True):
