@@ -174,13 +174,7 @@ def _likelihood_metrics(folder: StoredStudy, condition: str) -> list[str]:
 
 
 def _likelihood_scale(metric: str) -> Scale:
-    one = LIKELIHOOD_METRICS.get(metric)
-    if one is None:
-        raise BadFolder(
-            f"no metric of likelihood is named {metric!r}; this version of mless knows {', '.join(LIKELIHOOD_METRICS)}: "
-            "read the folder with the version that made it, or run its study again"
-        )
-    return Scale(f"Δ {metric}", unit_of_change(metric), factor=100.0 if one.share else 1.0)
+    return Scale(f"Δ {metric}", unit_of_change(metric), factor=100.0 if LIKELIHOOD_METRICS[metric].share else 1.0)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
