@@ -4,7 +4,8 @@
 
 In each dtype the study `quick` runs three times: in groups, prompt by prompt, and by the mless in `--before` (a `src` folder of another
 version). The largest and the root mean square difference of all received attention is printed, beside that which eager attention itself
-shows between batches of 1 and of 16.
+shows between batches of 1, of 16 and of 64. In float32 each is also held against eager attention in float64, one row at a time
+(transformers' norms, softmax and rotations stay in float32 there), which tells how far any float32 run is from the true numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-import mless
 from mless.models.locating import locate
-from mless.study import load_study
 
 RUN = """
 import json, sys
@@ -36,7 +35,10 @@ run_study(load_study("quick", chosen, sets), Path(out))
 """
 
 
-def received(folder: Path) -> dict[tuple[str, str, int, int, str], np.ndarray]:
+Key = tuple[str, str, int, int, str]
+
+
+def received(folder: Path) -> dict[Key, np.ndarray]:
     """What each token received, by condition, item, layer, head and set of queries."""
     found = {}
     keys = ["condition", "item", "layer", "head", "queries"]
@@ -59,8 +61,8 @@ def difference(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> dict[str, floa
     return {"most": most, "rms": (squares / max(1, count)) ** 0.5}
 
 
-def eager(model: str, dtype: str, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """What eager attention differs by between batches of 1 and of 16 rows."""
+def eager(model: str, dtype: str, prompts: Sequence[Sequence[int]], rows_at_once: int) -> list[np.ndarray]:
+    """What every token receives by eager attention, layers by heads by tokens for each prompt, in batches of like length."""
     from transformers import AutoModel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,14 +79,28 @@ def eager(model: str, dtype: str, prompts: Sequence[Sequence[int]]) -> dict[str,
         found = []
         for row, one in enumerate(rows):
             size = len(one)
-            seen = torch.arange(size, 0, -1, device=device)
-            of_layers = [weights[row, :, :size, :size].double().sum(1) / seen for weights in out.attentions]
+            later = torch.arange(size - 1, -1, -1, device=device)  # nobody looks back at the last token: 0 / 0
+            square = (weights[row, :, :size, :size].double() for weights in out.attentions)
+            of_layers = [(one.sum(1) - one.diagonal(dim1=1, dim2=2)) / later for one in square]
             found.append(torch.stack(of_layers).cpu().numpy())
         return found
 
-    ordered = sorted(prompts, key=len)
-    together = [one for at in range(0, len(ordered), 16) for one in sums(ordered[at : at + 16])]
-    return difference((sums([one])[0], both) for one, both in zip(ordered, together, strict=True))
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    found: dict[int, np.ndarray] = {}
+    for at in range(0, len(order), rows_at_once):
+        chosen = order[at : at + rows_at_once]
+        found.update(zip(chosen, sums([prompts[number] for number in chosen]), strict=True))
+    return [found[number] for number in range(len(prompts))]
+
+
+def against_exact(
+    rows: dict[Key, np.ndarray], names: Sequence[tuple[str, str]], exact: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """The difference of a study's rows from `exact`, whose prompts are named by condition and item."""
+    of = dict(zip(names, exact, strict=True))
+    return difference(
+        (one, of[key[0], key[1]][key[2] - 1, key[3] - 1]) for key, one in rows.items() if key[4] == "later"
+    )
 
 
 def main() -> None:
@@ -105,12 +121,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
 
     chosen = {"model": asked.model, "data": asked.data, "limit": asked.limit}
-    spec = load_study("quick", chosen, [])
-    loaded = mless.load(asked.model, layers=1)
-    _, items = spec.load_items()
-    prompts = [one.token_ids for name in spec.conditions for one in mless.prompts(loaded, items, name)]
     folder = str(locate(asked.model).folder)
-    del loaded
     for dtype in asked.dtypes:
         with tempfile.TemporaryDirectory() as work:
 
@@ -121,16 +132,27 @@ def main() -> None:
                 subprocess.run([sys.executable, "-c", RUN, given], check=True, env=environment if src else None)
                 return out
 
-            grouped = received(run("groups", []))
-            others = {"prompt by prompt": run("alone", ["batch_size=1"])}
+            first = run("groups", [])
+            grouped = received(first)
+            made = pq.read_table(first / "prompts.parquet", columns=["condition", "item", "token_ids"]).to_pylist()
+            others = {"prompt by prompt": received(run("alone", ["batch_size=1"]))}
             if asked.before:
-                others["the other mless"] = run("before", [], asked.before.resolve())
-            for name, other in others.items():
-                there = received(other)
-                assert there.keys() == grouped.keys(), "other rows"
-                apart = difference((grouped[key], there[key]) for key in grouped)
-                add(dtype, name, apart)
-        add(dtype, "eager attention, 1 row and 16", eager(folder, dtype, prompts))
+                others["the other mless"] = received(run("before", [], asked.before.resolve()))
+        names = [(one["condition"], one["item"]) for one in made]
+        prompts = [one["token_ids"] for one in made]
+        for name, there in others.items():
+            assert there.keys() == grouped.keys(), "other rows"
+            add(dtype, name, difference((grouped[key], there[key]) for key in grouped))
+        alone = eager(folder, dtype, prompts, 1)
+        for size in (16, 64):
+            batch = eager(folder, dtype, prompts, size)
+            add(dtype, f"eager attention, 1 row and {size}", difference(zip(alone, batch, strict=True)))
+        if dtype == "float32":
+            exact = eager(folder, "float64", prompts, 1)
+            add(dtype, "groups and float64", against_exact(grouped, names, exact))
+            for name, there in others.items():
+                add(dtype, f"{name} and float64", against_exact(there, names, exact))
+            add(dtype, "eager attention, 1 row, and float64", difference(zip(alone, exact, strict=True)))
     if asked.json:
         asked.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from received import SHAPES
 
@@ -172,7 +173,7 @@ def main() -> None:
 
     loaded = mless.load(model)
     _, items = spec.load_items()
-    prompts = [one for name in spec.conditions for one in mless.prompts(loaded, items, name)]
+    prompts = [one for name in spec.conditions for one in mless.prompts(loaded, items, name, prompt=spec.prompt)]
     plain = {f"plain_{at_once}_s": round(plain_forwards(loaded, prompts, at_once), 2) for at_once in asked.batches}
     del loaded
     torch.cuda.empty_cache()
@@ -181,6 +182,10 @@ def main() -> None:
     with Memory() as memory:
         whole, outcome = timed(lambda: run_study(spec, out, steps))
         drawing, _ = timed(lambda: publish(outcome.folder, fresh=True))
+    ran = pq.read_table(out / "prompts.parquet", columns=["token_ids"])["token_ids"].to_pylist()
+    assert sorted(ran) == sorted(list(one.token_ids) for one in prompts), (
+        "the plain forwards were not of the study's prompts"
+    )
     about = json.loads((out / "study.json").read_text())
     table = out / "attention.parquet"
     units = [f"{name}-{number + 1:05d}" for name in about["conditions"] for number in range(len(about["items"]))]
