@@ -419,8 +419,8 @@ def workers() -> str:
 def groups() -> str:
     kept = _kept("h200-groups")
     return _table(
-        ["against", "largest difference", "root mean square"],
-        ([row["what"], f"{row['most']:.1e}", f"{row['rms']:.1e}"] for row in kept),
+        ["run", "against", "largest difference", "root mean square"],
+        ([row["run"], row["what"], f"{row['most']:.1e}", f"{row['rms']:.1e}"] for row in kept),
     )
 
 

@@ -29,7 +29,7 @@ from mless.kernels.signature import Intervals, Sums, mass_of
 #: Queries in a block, all heads of a key head together: with one or two thousand keys they fit a core's cache. Up to the second number
 #: blocks are smaller, because most of a large one would lie beyond the diagonal.
 _ROWS, _EARLY = 384, 512
-#: Early blocks of several key heads are computed together, up to so many scores.
+#: Early blocks of several key heads and prompts are computed together, up to so many scores.
 _CELLS = 1 << 19
 #: Tokens of short prompts that are prepared together.
 _TOGETHER = 4096
@@ -107,10 +107,11 @@ class _Prompts:
         self.blocks = _blocks(self.tokens, self.groups)
         end, lanes = sum(self.blocks[-1]), rows * self.kv_heads
         self.queries = _memory("queries", lanes, end, self.groups, dim)
-        self.keys = _memory("keys", lanes, end, dim)
+        # Transposed: a product with a transposed view takes longer, and on aarch64 threads wait for each other in it.
+        self.keys = _memory("keys", lanes, dim, end)
         self.values = _memory("values", lanes, end, v.shape[-1])
         grouped = q.unflatten(1, (self.kv_heads, self.groups)).transpose(2, 3)
-        for ours, given in ((self.queries, grouped), (self.keys, k), (self.values, v)):
+        for ours, given in ((self.queries, grouped), (self.keys.mT, k), (self.values, v)):
             ours.unflatten(0, (rows, self.kv_heads))[:, :, : self.tokens] = given
             ours[:, self.tokens :] = 0.0
         self.keys.mul_(scale * _LOG2E)
@@ -158,15 +159,20 @@ class _Prompts:
                 yield
 
         scores = len(lanes) * self.groups * sum(rows * (at + rows - int(self.starts[at])) for at, rows in self.blocks)
-        _do(add, tasks, _useful(scores * (self.keys.shape[-1] + self.values.shape[-1])))
+        _do(add, tasks, _useful(scores * (self.keys.shape[1] + self.values.shape[-1])))
         sums = torch.zeros(*shape, self.members.shape[-1], **_KIND)
         for part in reversed(parts):
             sums[..., : part.shape[-1]] += part
         return sums
 
     def _chunk(self, lane: int, blocks: list[tuple[int, int]]) -> tuple[int, int]:
-        """First and last of the lanes of the same row that these blocks are computed for together."""
-        size = max(1, _CELLS // (self.groups * blocks[0][1] * _EARLY)) if blocks[0][0] < _EARLY else 1
+        """First and last of the lanes that these blocks are computed for together: whole rows, or lanes of the same row."""
+        early = blocks[0][0] < _EARLY
+        size = max(1, _CELLS // (self.groups * blocks[0][1] * min(_EARLY, sum(blocks[-1])))) if early else 1
+        if size >= self.kv_heads:
+            size -= size % self.kv_heads
+            first = lane // size * size
+            return first, min(first + size, len(self.keys))
         row = lane // self.kv_heads * self.kv_heads
         first = row + (lane - row) // size * size
         return first, min(first + size, row + self.kv_heads)
@@ -180,7 +186,7 @@ class _Prompts:
         lanes = chunk.stop - chunk.start
         p = _memory("scores", lanes, rows, self.groups, end - begin)
         weights = p.flatten(1, 2)
-        torch.bmm(self.queries[chunk, at].flatten(1, 2), self.keys[chunk, seen].mT, out=weights)
+        torch.bmm(self.queries[chunk, at].flatten(1, 2), self.keys[chunk, :, seen], out=weights)
         corner = p[..., first - begin :]
         corner += _later(rows)
         if (hidden := self._hidden(begin, slice(first, min(end, self.tokens)), rows)) is not None:
@@ -194,7 +200,10 @@ class _Prompts:
         itself = corner.diagonal(dim1=1, dim2=3)
         self.own[chunk, at] = itself.mT
         itself.zero_()
-        sent = self.members[chunk.start // self.kv_heads, :, at] / total.movedim(1, 2)[:, :, None]
+        # A chunk is some key heads of one row, or all of several rows.
+        prompts = slice(chunk.start // self.kv_heads, (chunk.stop - 1) // self.kv_heads + 1)
+        members = self.members[prompts, None, None, :, at]
+        sent = (members / total.unflatten(0, (len(members), -1)).movedim(2, 3)[:, :, :, None]).flatten(0, 1)
         for lane, into in enumerate(sums[chunk, ..., seen]):
             into.baddbmm_(sent[lane], p[lane].transpose(0, 1))
 
