@@ -68,10 +68,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
 
 
 @pytest.fixture
-def cluster() -> Generator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     """Three nodes with a processor each."""
     for name, value in environment().items():
-        os.environ[name] = value
+        monkeypatch.setenv(name, value)
+    # A cluster takes a token and makes none; a file of this user's may not be there.
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the-token-of-these-tests")
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports] an extra
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
