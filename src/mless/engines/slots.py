@@ -19,6 +19,7 @@ from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
 from mless import kernels
+from mless.capture import copies
 from mless.errors import UnsupportedArchitecture
 from mless.models.experts import has_experts
 from mless.models.seams import configs_of, own_attention
@@ -40,9 +41,8 @@ def _read(last: int) -> int:
 
 
 def sent(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """A few numbers copied to the device without waiting for it; a copy from pageable memory would wait."""
-    made = torch.tensor(values, dtype=dtype)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+    """A few numbers copied to the device without waiting for it."""
+    return copies.sent(torch.tensor(values, dtype=dtype), device)
 
 
 class Layout:
