@@ -16,6 +16,9 @@ FIGURES = {
     "activations": ("fig4", "fig7"),
     "affine": ("fig3",),
     "likelihood": ("effects", "along"),
+    "placebo": ("placebo",),
+    "dose": ("dose",),
+    "multiverse": ("multiverse",),
     "accuracy": ("table2", "fig6"),
     "tuned": ("table9", "fig12"),
 }
@@ -78,6 +81,9 @@ TABLES = {
     "activations": ("activations", "activation_items", "activation_histograms", "prompts"),
     "affine": ("affine", "affine_items", "affine_points", "prompts"),
     "likelihood": ("effects", "likelihood", "tokens", "candidates", "scores", "prompts"),
+    "placebo": ("placebo", "edits"),
+    "dose": ("dose", "dose_tests"),
+    "multiverse": ("specifications", "specification_tests", "specification_settings"),
     "accuracy": ("accuracy", "answers"),
     "tuned": ("tuning", "tuned"),
 }  # fmt: skip

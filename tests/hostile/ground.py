@@ -24,6 +24,18 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "likelihood": (
         "run", "likelihood", "--model", "{g}/model", "--data", "{g}/worked.jsonl", *SMALL, "--conditions", "none,mless", "--set", "likelihood.others=3",
     ),
+    "placebo": (
+        "run", "placebo", "--model", "{g}/model", "--data", "{g}/worked.jsonl", *SMALL, "--conditions", "none,mless", "--set", "likelihood.others=3",
+        "--set", "placebo.edits=3",
+    ),
+    "dose": (
+        "run", "dose", "--model", "{g}/model", "--data", "{g}/worked.jsonl", "--limit", "6", "--prompt", "raw", "--conditions", "none,mless", "--set",
+        "likelihood.others=3", "--set", "dose.most=8", "--set", "dose.points=2", "--set", "dose.placements=before-question",
+    ),
+    "multiverse": (
+        "run", "multiverse", "--model", "{g}/model", "--data", "{g}/worked.jsonl", "--limit", "3", "--length", "5", "--conditions", "none,mless", "--set",
+        "likelihood.others=3", "--set", "multiverse.template=raw", "--set", "multiverse.system=study,none",
+    ),
     "accuracy": (
         "run", "accuracy", "--model", "{g}/model", "--data", "{g}/items.jsonl", "--prompt", "raw", "--length", "5", "--conditions", "none,mless",
         "--set", "accuracy.engine=scripted", "--set", "accuracy.script={g}/script.json",
@@ -204,7 +216,7 @@ def _make(ground: Path) -> None:
         not_finished(unfinished)
         (unfinished / "report.html").unlink()
         next(iter(sorted((unfinished / "units").glob("*/*.parquet")))).unlink()
-    for units in [*ground.glob("*/units"), *ground.glob("tuned/*/units")]:
+    for units in [*ground.glob("*/units"), *ground.glob("*/*/units"), *ground.glob("*/*/*/units")]:
         if "unfinished" not in str(units):
             shutil.rmtree(units)
 
