@@ -22,6 +22,7 @@ from mless.cli.command_import import import_
 from mless.cli.command_models import models
 from mless.cli.command_plan import plan
 from mless.cli.command_run import run
+from mless.cli.command_show import show
 from mless.cli.command_studies import studies
 from mless.cli.command_tune import tune
 from mless.cli.command_verify import verify
@@ -44,6 +45,7 @@ _LESS = (
 # In the order of the help.
 _COMMANDS = {
     "run": run,
+    "show": show,
     "figure": figure,
     "compare": compare,
     "tune": tune,
