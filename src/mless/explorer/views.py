@@ -39,6 +39,13 @@ class View:
 #: In the order of the page's menu.
 VIEWS: dict[str, str] = {
     "start": "mless.explorer.start",
+    "answers": "mless.explorer.answers",
+    "likelihood": "mless.explorer.likelihood",
+    "dose": "mless.explorer.dose",
+    "placebo": "mless.explorer.placebo",
+    "multiverse": "mless.explorer.multiverse",
+    "forest": "mless.explorer.forest",
+    "between": "mless.explorer.between",
 }
 
 
