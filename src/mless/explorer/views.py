@@ -39,6 +39,10 @@ class View:
 #: In the order of the page's menu.
 VIEWS: dict[str, str] = {
     "start": "mless.explorer.start",
+    "map": "mless.explorer.map",
+    "head": "mless.explorer.head",
+    "strip": "mless.explorer.strip",
+    "proof": "mless.explorer.proof",
 }
 
 
