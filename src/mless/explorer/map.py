@@ -151,6 +151,7 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
             if folder.has("attention", "prompts") and sums(folder, "none", wait=0) is not None:
                 yield request_text("map/mass", folder=folder.number)
         else:
+            yield request_text("map", folder=folder.number)
             for metric in METRICS:
                 yield from (
                     request_text("map", folder=folder.number, metric=metric, scale=scale) for scale in _scales(folder)
