@@ -20,7 +20,7 @@ from mless.results.reading import StoredResults, StoredStudy
 T = TypeVar("T")
 
 #: Answers and slices that are kept. The oldest are dropped first.
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 160 << 20
 
 
 class Kept:
@@ -32,7 +32,7 @@ class Kept:
         self._lock = threading.Lock()
 
     def get(self, key: object, make: Callable[[], T], size: Callable[[T], int] = lambda value: 4096) -> T:
-        """The value of a key; made where it is not kept. Two threads may make it at once, which is harmless."""
+        """The value of a key; made where it is not kept. Where two threads make it at once, both get the first one."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -40,7 +40,9 @@ class Kept:
         value = make()
         cost = size(value)
         with self._lock:
-            if key not in self._values and cost <= self._limit:
+            if key in self._values:
+                return cast("T", self._values[key][0])
+            if cost <= self._limit:
                 self._values[key] = (value, cost)
                 self._used += cost
             while self._used > self._limit:
@@ -52,8 +54,10 @@ class Kept:
 class Folder:
     """One result folder. study.json is read again when it changes, so that a running study is shown as it is now."""
 
-    def __init__(self, number: int, path: Path, kept: Kept) -> None:
+    def __init__(self, number: int, path: Path, kept: Kept, *, patient: bool = False) -> None:
         self.number, self.path = number, path
+        #: Whether an answer waits until all of it is read: an export does, a page gets what is there and asks again.
+        self.patient = patient
         self._kept = kept
 
     @property
@@ -109,7 +113,7 @@ class Folder:
 class Folders(Sequence[Folder]):
     """The folders of one explorer, in the order they were given. A request names one by its number, from 1; never by a path."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], *, patient: bool = False) -> None:
         if not paths:
             raise BadFolder(
                 "no result folder was given; expected one or more, such as results/quick-SmolLM2-135M-Instruct"
@@ -118,7 +122,7 @@ class Folders(Sequence[Folder]):
             if not (Path(path) / "study.json").is_file():
                 raise no_result_folder(Path(path))
         kept = Kept()
-        self._folders = [Folder(number, Path(path), kept) for number, path in enumerate(paths, 1)]
+        self._folders = [Folder(number, Path(path), kept, patient=patient) for number, path in enumerate(paths, 1)]
 
     def __len__(self) -> int:
         return len(self._folders)

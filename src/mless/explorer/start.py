@@ -70,7 +70,7 @@ def _units_stored(path: Path) -> int | None:
     try:
         for entry in units.iterdir():
             if entry.is_dir() and not entry.is_symlink():
-                counts.append(sum(1 for file in entry.glob("*.parquet")))
+                counts.append(len(list(entry.glob("*.parquet"))))
     except OSError:
         return None
     return max(counts, default=0)
@@ -128,14 +128,15 @@ def _facts(study: StoredStudy) -> list[list[str]]:
         ("versions", about.get("versions")),
         ("made with", f"mless {about.get('mless', 'unknown')}, format {about.get('format')}"),
     ]
-    return [[name, visible(_said(value), keep="")] for name, value in known if value not in (None, "", [], {})]
+    return [[name, visible(said(value), keep="")] for name, value in known if value not in (None, "", [], {})]
 
 
-def _said(value: object) -> str:
+def said(value: object) -> str:
+    """A value of study.json in words."""
     if isinstance(value, dict):
-        return "; ".join(f"{key}: {_said(one)}" for key, one in cast("dict[object, object]", value).items())
+        return "; ".join(f"{key}: {said(one)}" for key, one in cast("dict[object, object]", value).items())
     if isinstance(value, list):
-        return ", ".join(_said(one) for one in cast("list[object]", value))
+        return ", ".join(said(one) for one in cast("list[object]", value))
     if isinstance(value, float):
         return f"{value:.3g}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -39,6 +39,9 @@ class View:
 #: In the order of the page's menu.
 VIEWS: dict[str, str] = {
     "start": "mless.explorer.start",
+    "map": "mless.explorer.map",
+    "head": "mless.explorer.head",
+    "strip": "mless.explorer.strip",
     "answers": "mless.explorer.answers",
     "likelihood": "mless.explorer.likelihood",
     "dose": "mless.explorer.dose",
@@ -46,6 +49,7 @@ VIEWS: dict[str, str] = {
     "multiverse": "mless.explorer.multiverse",
     "forest": "mless.explorer.forest",
     "between": "mless.explorer.between",
+    "proof": "mless.explorer.proof",
 }
 
 

@@ -4,6 +4,7 @@ import { addressOf, go } from "./address.js";
 import { badge, list, wanted } from "./answers.js";
 import { count, plural } from "./chart.js";
 import { h } from "./dom.js";
+import { proofButton, showProof } from "./proof.js";
 import { ask, isExport } from "./source.js";
 
 async function neighbours(values) {
@@ -25,7 +26,7 @@ function facts(side, found) {
     side.samples > 1 && ["samples", `${side.right} of ${side.samples} right`],
     ["length", `${side.tokens === null ? "" : `${plural(side.tokens, "token")}, `}${plural(side.length, "character")}${side.cut_off ? ", cut off at the limit" : ""}`],
   ];
-  return h("dl", { class: "facts" }, rows.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+  return h("dl", { class: "judged" }, rows.filter(Boolean).map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
 }
 
 const SIGN = { gone: "only without", new: "only with" };
@@ -76,8 +77,7 @@ export const view = {
       h("h2", null, "The same item under every condition"),
       h("ul", { class: "chips" }, others.map(([name, score]) => h("li", null, h("a", { href: addressOf("answer", { ...values, condition: name === found.against ? found.condition : name, sample: null }), "aria-current": name === found.condition ? "true" : null },
         h("span", { class: score === 1 ? "good" : score === 0 ? "bad" : "soft" }, score === 1 ? "✓ " : score === 0 ? "✗ " : score === null ? "– " : `${Math.round(100 * score)} % `), name)))),
-      h("details", { class: "proof" }, h("summary", null, "Where this comes from"),
-        h("pre", { tabindex: 0 }, `answers.parquet: item = ${JSON.stringify(found.item)}, condition in (${JSON.stringify(found.against)}, ${JSON.stringify(found.condition)}), sample ${found.sample - 1}\nprompts.parquet: item = ${JSON.stringify(found.item)}, condition = "none"`))]) {
+      h("p", { class: "links" }, proofButton(() => showProof(values.folder ?? 1, "answers", { condition: found.condition, item: found.item, sample: found.sample - 1 })))]) {
       if (part) place.append(part);
     }
     const onKey = (event) => {

@@ -1,9 +1,9 @@
 // Answers in pairs: what turned right, what turned wrong, by condition; filtered, searched, sorted, page by page.
 
 import { addressOf, go } from "./address.js";
-import { around, count, number, plural, pValue } from "./chart.js";
-import { copying } from "./copying.js";
+import { around, count, number, plural, tableHead } from "./chart.js";
 import { choice, h, table } from "./dom.js";
+import { pValue } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
 export const TURNED = {
@@ -57,7 +57,7 @@ function sideCell(side) {
   const right = side.score === 1 ? "✓" : side.score === 0 ? "✗" : side.score === null ? "–" : `${Math.round(100 * side.score)} %`;
   const how = side.stated === true ? "stated" : side.stated === false ? "guessed" : null;
   return [h("span", { class: side.score === 1 ? "good" : side.score === 0 ? "bad" : "soft", "aria-label": side.score === 1 ? "right" : side.score === 0 ? "wrong" : null }, right), " ",
-    h("span", { class: "said" }, side.extracted ?? "no answer"),
+    h("span", { class: "found" }, side.extracted ?? "no answer"),
     h("span", { class: "soft small" }, ["", how, side.tokens === null ? null : plural(Math.round(side.tokens), "token"), side.cut_off ? "cut off" : null].filter(Boolean).join(", ").replace(/^(?=.)/, " · "))];
 }
 
@@ -74,11 +74,10 @@ function overview(found, values) {
     ...(tested ? [row.delta === null || row.delta === undefined ? "–" : `${number(100 * row.delta, 1, { sign: true })}${around(row.delta_lo * 100, row.delta_hi * 100, 1, { sign: true })}`, pValue(row.p_adjusted ?? row.p),
       row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"] : []),
   ]);
-  const shown = h("section", { "aria-label": "By condition" }, table(`What turned against ${found.against}, item by item`, columns, rows, { class: "overview" }));
   const cells = () => [["condition", ...kinds, "accuracy", "delta", "delta_lo", "delta_hi", "p", "p_adjusted", "verdict"],
     ...found.overview.map((row) => [row.condition, ...kinds.map((kind) => row[kind]), row.value, row.delta, row.delta_lo, row.delta_hi, row.p, row.p_adjusted, row.verdict])];
-  shown.append(copying(shown, { name: "turned", rows: cells, command: `accuracy.parquet: split = "all"; answers.parquet: one row per condition, item and sample` }));
-  return shown;
+  return h("section", { "aria-label": "By condition" }, tableHead(`What turned against ${found.against}`, "turned", cells, [values.folder ?? 1, "accuracy", { condition: found.condition, split: "all" }, "Counts are of the items of answers.parquet, pair by pair."]),
+    table(null, columns, rows, { class: "overview" }));
 }
 
 function filters(found, values) {
@@ -108,14 +107,11 @@ function rowsOf(found, values) {
   const first = found.own ? found.against : `${found.other_title}, ${found.against}`;
   const second = found.own ? found.condition : `${found.title}, ${found.condition}`;
   const grid = h("div", { class: "wide" }, h("table", { class: "answers" },
-    h("caption", null, `${plural(found.found, "item")}${found.found !== found.items ? ` of ${count(found.items)}` : ""}`),
     h("thead", null, h("tr", null, ["item", asked && "question", "reference", first, second, "turned"].filter(Boolean).map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, body)));
   const cells = () => [["item", "reference", `${found.against}_extracted`, `${found.against}_score`, `${found.condition}_extracted`, `${found.condition}_score`, "turned"],
     ...found.rows.map((row) => [row.item, row.reference, row.before.extracted, row.before.score, row.after.extracted, row.after.score, row.turned])];
-  const shown = h("section", { "aria-label": "Items" }, grid);
-  shown.append(copying(shown, { name: "answers", rows: cells, command: `answers.parquet: condition in ("${found.against}", "${found.condition}")` }));
-  return shown;
+  return h("section", { "aria-label": "Items" }, tableHead(`${plural(found.found, "item")}${found.found !== found.items ? ` of ${count(found.items)}` : ""}`, "answers", cells, [values.folder ?? 1, "answers", { condition: found.condition }]), grid);
 }
 
 function pairing(found, values, tools) {

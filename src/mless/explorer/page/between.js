@@ -1,8 +1,9 @@
 // Several folders side by side, and heads' shifts against items whose answers turned.
 
 import { addressOf, go } from "./address.js";
-import { around, canvas, COLOURS, digitsFor, extent, forest, label, legend, linear, number, picture, pValue, pWords, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, digitsFor, extent, forest, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
+import { pValue, pWords } from "./formats.js";
 import { refusals } from "./forest.js";
 import { ask, isExport } from "./source.js";
 
@@ -79,7 +80,7 @@ async function turned(place, values, tools, pairs) {
     h("p", null, `${found.n} items that both folders have; under ${found.condition} ${found.right} turned right and ${found.wrong} turned wrong. Each head's shift (log λ by item, as ranks) is correlated with that.`),
     h("p", { class: "warning", role: "note" }, h("b", null, "Many tests at once. "), `${found.count} heads were looked at. About ${number(found.chance, 0)} would have p ≤ 0.05 by chance; ${found.small} have. After Holm ${sure ? `${sure} remain${sure === 1 ? "s" : ""}` : "none remains"}. With items in random order the largest |r| is as large as here in ${number(100 * found.largest_p, 1)} % of ${found.permutations.toLocaleString("en")} orders. A correlation is not a cause.`),
     picture(`Correlation of each head's shift with turning right, ${found.condition}`, (width) => grid(width, found), () => [["layer", "head", "r", "p", "p_adjusted"], ...found.rows.map((row) => [row.layer, row.head, row.r, row.p, row.p_adjusted])],
-      { name: "heads-and-turned", caption: "Strong colour: large |r|. Framed: p ≤ 0.05 after Holm.", command: `shares.parquet of ${found.names[0]}: condition = "${found.condition}", queries = "original"\nanswers.parquet of ${found.names[1]}: condition in ("none", "${found.condition}")` }),
+      { name: "heads-and-turned", caption: "Strong colour: large |r|. Framed: p ≤ 0.05 after Holm.", proof: [pair.heads, "shares", { condition: found.condition, queries: "original" }, `Log λ of each item, against what turned in answers.parquet of ${found.names[1]}.`] }),
     table("The ten largest", [["head"], ["r", true], ["p", true], ["p (Holm)", true]], top.map((row) => [
       h("a", { href: addressOf("head", { folder: pair.heads, condition: found.condition, layer: row.layer, head: row.head }) }, `L${row.layer}H${row.head}`), number(row.r, 3, { sign: true }), pValue(row.p), pValue(row.p_adjusted)])));
 }
@@ -105,7 +106,7 @@ export const view = {
     const rows = fit.map((one, at) => ({ label: names[at], ...one.all, colour: COLOURS[at % COLOURS.length], kind: at, words: `${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`,
       said: [names[at], `${found.words}: ${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`, `${one.all.n} items; folder ${one.name}`, one.differs.length ? `differs in ${one.differs.join("; ")}` : null] }));
     place.append(picture(`${unit}, ${found.condition}`, (width) => forest(width, rows, { nothing: found.nothing, unit }), () => [["folder", "label", "n", "value", "lo", "hi"], ...fit.map((one) => [one.name, one.label, one.all.n, one.all.value, one.all.lo, one.all.hi])],
-      { name: "between", command: `mless compare ${fit.map((one) => one.name).join(" ")} --readout ${found.readout} --condition ${found.condition}` }));
+      { name: "between", caption: "95 % intervals over items." }));
     const deep = fit.filter((one) => one.layers.length);
     if (deep.length) {
       place.append(h("h2", null, "By layer"), legend(deep.map((one) => ({ kind: fit.indexOf(one), colour: COLOURS[fit.indexOf(one) % COLOURS.length], words: names[fit.indexOf(one)] }))),

@@ -1,7 +1,8 @@
 // Pictures drawn by hand as SVG: scales, marks that can be hovered and walked with the keyboard, and what belongs under a picture.
 
 import { h, svg } from "./dom.js";
-import { copying } from "./copying.js";
+import { copying } from "./picture.js";
+import { proofButton, showProof } from "./proof.js";
 
 export const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
 const SHAPES = ["circle", "square", "triangle", "diamond", "down", "plus", "cross", "ring"];
@@ -13,13 +14,6 @@ export function number(value, digits = 3, { sign = false } = {}) {
   const text = value.toFixed(digits);
   const shown = Number(text) === 0 ? text.replace("-", "") : sign && value > 0 ? `+${text}` : text;
   return shown.replace("-", "−");
-}
-export function pWords(p) {
-  if (p === null || p === undefined) return "p unknown";
-  return p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(p < 0.1 ? 3 : 2)}`;
-}
-export function pValue(p) {
-  return p === null || p === undefined ? "–" : p < 0.001 ? "< 0.001" : p.toFixed(p < 0.1 ? 3 : 2);
 }
 export function around(lo, hi, digits, options) {
   return lo === null || lo === undefined || hi === null || hi === undefined ? "" : ` [${number(lo, digits, options)}, ${number(hi, digits, options)}]`;
@@ -141,11 +135,24 @@ function walked(picture) {
   });
 }
 
-// A picture that is drawn again when its width changes. `draw(width)` gives an SVG element; `rows()` the numbers as a table.
-export function picture(title, draw, rows, { caption = null, name = "picture", command = null } = {}) {
+// The drawing with its colours written into it, so that it looks the same elsewhere.
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor"];
+function standalone(drawn, title) {
+  const copy = drawn.cloneNode(true);
+  const from = [drawn, ...drawn.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((element, at) => {
+    const seen = getComputedStyle(from[at]);
+    for (const name of STYLES) element.setAttribute(name, seen.getPropertyValue(name));
+    for (const name of ["class", "tabindex", "role", "style", "aria-label"]) element.removeAttribute(name);
+  });
+  copy.prepend(svg("title", null, title), svg("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
+  return copy;
+}
+
+// A picture that is drawn again when its width changes. `draw(width)` gives an SVG element; `rows()` the numbers as a table; `proof` is
+// [folder, table, row]: where they stand.
+export function picture(title, draw, rows, { caption = null, name = "picture", proof = null } = {}) {
   const room = h("div", { class: "room" });
-  const figure = h("figure", { class: "chart" }, h("figcaption", { class: "head" }, h("b", null, title)), room,
-    caption && h("p", { class: "soft small reading" }, caption));
   let width = 0;
   const redraw = () => {
     const drawn = draw(width);
@@ -162,8 +169,22 @@ export function picture(title, draw, rows, { caption = null, name = "picture", c
     }
   });
   look.observe(room);
-  figure.append(copying(figure, { name, picture: () => room.firstElementChild, rows, command }));
-  return figure;
+  const drawn = () => {
+    const now = room.firstElementChild;
+    return { element: standalone(now, title), width: now.width.baseVal.value, height: now.height.baseVal.value };
+  };
+  return h("figure", { class: "picture chart" },
+    h("div", { class: "title" }, h("figcaption", null, title), h("div", { class: "tools" }, proofOf(proof), copying(name, drawn, rows))), room,
+    caption && h("p", { class: "soft small reading" }, caption));
+}
+
+function proofOf(proof) {
+  return proof && proofButton(() => showProof(...proof));
+}
+
+// What stands above a table of numbers: its title, and how to copy and check it.
+export function tableHead(title, name, rows, proof) {
+  return h("div", { class: "title" }, h("h2", null, title), h("div", { class: "tools" }, proofOf(proof), copying(name, null, rows)));
 }
 
 export function canvas(width, height, ...children) {
@@ -172,7 +193,7 @@ export function canvas(width, height, ...children) {
 
 // A legend as text with marks, outside of the picture so that it can wrap.
 export function legend(entries) {
-  return h("ul", { class: "legend" }, entries.map(({ kind, colour, words, hollow }) =>
+  return h("ul", { class: "marks-legend" }, entries.map(({ kind, colour, words, hollow }) =>
     h("li", null, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape(kind, 8, 7, 4.5, { class: `${colour}${hollow ? " hollow" : ""}` })), words)));
 }
 

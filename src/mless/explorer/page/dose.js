@@ -1,8 +1,9 @@
 // How much filler, and where: Δ by length, a line for each place, a panel for each filler.
 
 import { go } from "./address.js";
-import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, number, picture, pValue, pWords, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
+import { pValue, pWords } from "./formats.js";
 import { ask } from "./source.js";
 
 const PLACES = ["before-system", "before-question", "end", "before-answer", "anywhere"];
@@ -81,7 +82,7 @@ export const view = {
       h("div", { class: "panels" }, fillers.map((filler) => {
         const own = points.filter((row) => row.filler === filler);
         return picture(filler, (width) => panel(width, own, tests.filter((row) => row.filler === filler), metric, reach, digits), () => [["filler", "placement", "length", "metric", "n", "delta", "lo", "hi", "lo_all", "hi_all", "p", "p_adjusted"],
-          ...own.map((row) => [row.filler, row.placement, row.length, row.metric, row.n, row.delta, row.lo, row.hi, row.lo_all, row.hi_all, row.p, row.p_adjusted])], { name: `dose-${filler}`, command: `dose.parquet: filler = "${filler}", metric = "${metric.name}"` });
+          ...own.map((row) => [row.filler, row.placement, row.length, row.metric, row.n, row.delta, row.lo, row.hi, row.lo_all, row.hi_all, row.p, row.p_adjusted])], { name: `dose-${filler}`, proof: [values.folder ?? 1, "dose", { filler, metric: metric.name }] });
       })),
       h("h2", null, "Every line in words"),
       table(null, [["filler"], ["place"], ["slope per doubling", true], ["p (Holm)", true], ["peak: p (Holm)", true], ["best on dev items", true], ["Δ of the other items", true], ["p", true]], tests.map((row) => [row.filler, row.placement,

@@ -1,8 +1,9 @@
 // One effect in several models: `mless compare` as a live picture.
 
 import { go } from "./address.js";
-import { around, digitsFor, forest, number, picture, pWords } from "./chart.js";
+import { around, digitsFor, forest, number, picture } from "./chart.js";
 import { choice, h } from "./dom.js";
+import { pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
 function lines(found, digits) {
@@ -52,6 +53,6 @@ export const view = {
         !isExport() && found.layers && choice("Layer", [["", "all"], ...found.layers.map((one) => [one, one])], found.layer ?? "", (layer) => set({ layer: layer || null }))),
       picture(found.words, (width) => forest(width, rows, { nothing: found.nothing, ratio: found.ratio, unit: found.words }), () => [["condition", "label", "folder", "n", "value", "lo", "hi", "weight"],
         ...found.blocks.flatMap((block) => [...block.rows.map((row) => [block.condition, row.label, row.folder, row.n, row.value, row.lo, row.hi, row.weight]), ...(block.pooled ? [[block.condition, "mean", "", block.pooled.k, block.pooled.mean, block.pooled.lo, block.pooled.hi, 1]] : [])])],
-      { name: "forest", command: found.command }), refusals(found.refused) ?? "");
+      { name: "forest" }), h("p", { class: "soft small" }, "Made again by "), h("pre", { tabindex: 0 }, found.command), refusals(found.refused) ?? "");
   },
 };

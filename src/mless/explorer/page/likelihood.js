@@ -2,9 +2,9 @@
 
 import { addressOf, go } from "./address.js";
 import { pager } from "./answers.js";
-import { around, digitsFor, forest, legend, number, picture, plural, pValue, pWords, VERDICT_SHAPE } from "./chart.js";
-import { copying } from "./copying.js";
+import { around, digitsFor, forest, legend, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, table } from "./dom.js";
+import { pValue, pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
 export const VERDICT_COLOUR = { rises: "up", drops: "down", equivalent: "same", undecided: "open" };
@@ -53,7 +53,7 @@ function effects(found, metric, values) {
   const band = margin ? [-margin * by, margin * by] : null;
   return h("div", null,
     picture(`Δ ${metric.name}: ${metric.words}`, (width) => forest(width, lines, { band, unit: `Δ ${metric.unit}` }), cells, {
-      name: `effects-${metric.name}`, command: `effects.parquet: metric = "${metric.name}"`,
+      name: `effects-${metric.name}`, proof: [values.folder ?? 1, "effects", { metric: metric.name }],
       caption: `Mean change against none, item by item, with its 95 % interval.${band ? ` Grey: ± the margin of ${number(band[1], digits)}.` : ""} Click a row for its items.`,
     }),
     legend([{ kind: "triangle", colour: "up", words: "rises" }, { kind: "down", colour: "down", words: "drops" }, { kind: "square", colour: "same", words: "equivalent" },
@@ -66,7 +66,7 @@ function effects(found, metric, values) {
 // A bar from the middle: to the right where it rises.
 export function bar(delta, most) {
   const share = most > 0 ? Math.min(1, Math.abs(delta) / most) : 0;
-  return h("span", { class: "bar", "aria-hidden": "true" }, h("span", { class: delta < 0 ? "down" : "up", style: { width: `${50 * share}%`, [delta < 0 ? "right" : "left"]: "50%" } }));
+  return h("span", { class: "delta-bar", "aria-hidden": "true" }, h("span", { class: delta < 0 ? "down" : "up", style: { width: `${50 * share}%`, [delta < 0 ? "right" : "left"]: "50%" } }));
 }
 
 function ranked(found, metric, values) {
@@ -77,16 +77,15 @@ function ranked(found, metric, values) {
   const rows = found.rows.map((row) => [
     h("a", { class: "into", href: addressOf("tokens", { folder: values.folder, condition: found.condition, metric: metric.name, item: row.item }) }, row.item),
     number(row.none * metric.by, digits), number(row.value * metric.by, digits), [bar(row.delta, most), " ", number(row.delta * metric.by, digits, { sign: true })], row.tokens]);
-  const shown = h("section", { "aria-label": "Items" },
-    h("h2", null, `Items by Δ ${metric.name}, ${found.condition}`),
+  return h("section", { "aria-label": "Items" },
+    tableHead(`Items by Δ ${metric.name}, ${found.condition}`, `items-${metric.name}`, () => [["item", "none", "value", "delta", "n_tokens"], ...found.rows.map((row) => [row.item, row.none, row.value, row.delta, row.tokens])],
+      [values.folder ?? 1, "likelihood", { condition: found.condition, metric: metric.name }]),
     h("div", { class: "choices" },
       h("form", { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); set({ search: search.value.trim() || null }); } }, search, h("button", { class: "button", type: "submit" }, "Search")),
       choice("Order", SORTS, found.sort, (sort) => set({ sort: sort === "rises" ? null : sort }))),
     found.rows.length ? table(`${plural(found.found, "item")}. Open one to see Δ along its text.`, [["item"], ["none", true], ["with", true], [`Δ ${metric.unit}`, true], ["tokens", true]], rows, { class: "ranked" })
       : h("p", { class: "empty" }, "No item fits."));
-  shown.append(copying(shown, { name: `items-${metric.name}`, rows: () => [["item", "none", "value", "delta", "n_tokens"], ...found.rows.map((row) => [row.item, row.none, row.value, row.delta, row.tokens])],
-    command: `likelihood.parquet: condition = "${found.condition}", metric = "${metric.name}"` }));
-  return shown;
+
 }
 
 export const view = {

@@ -1,8 +1,9 @@
 // The specification curve: one comparison in every specification, sorted by Δ, above a matrix of the settings.
 
 import { go } from "./address.js";
-import { around, canvas, cut, digitsFor, extent, label, legend, linear, number, picture, pValue, pWords, shape, ticks, told, VERDICT_SHAPE } from "./chart.js";
+import { around, canvas, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
+import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
 import { ask } from "./source.js";
 
@@ -62,7 +63,7 @@ export const view = {
       legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word }))),
       picture(`${condition}: Δ ${metric.name} in ${curve.rows.length} specifications`, (width) => draw(width, curve, metric, found.settings, digits), () => [["specification", "condition", "metric", ...Object.keys(curve.varied), "n", "delta", "lo", "hi", "p", "verdict"],
         ...curve.rows.map((row) => [row.specification, row.condition, row.metric, ...Object.keys(curve.varied).map((name) => row[name]), row.n, row.delta, row.lo, row.hi, row.p, row.verdict])],
-      { name: `specifications-${metric.name}`, caption: "Dashed: the median.", command: `specifications.parquet: condition = "${condition}", metric = "${metric.name}"` }));
+      { name: `specifications-${metric.name}`, caption: "Dashed: the median.", proof: [values.folder ?? 1, "specifications", { condition, metric: metric.name }] }));
     if (curve.reasons.length) place.append(h("p", { class: "refusal" }, `Left out: ${curve.test.left_out} specifications. ${curve.reasons.join("; ")}`));
     if (effects.length) {
       place.append(h("h2", null, "Which setting decides"), table(null, [["setting"], ["value"], ["specifications", true], ["rises", true], ["drops", true], ["mean Δ", true], ["range of the setting", true], ["p (Holm)", true], ["turns the verdict in"]],

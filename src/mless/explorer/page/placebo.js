@@ -1,8 +1,9 @@
 // Named fillers among arbitrary edits: a dot for each edit, the fillers below.
 
 import { go } from "./address.js";
-import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, number, picture, pValue, pWords, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
+import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
 import { ask } from "./source.js";
 
@@ -68,7 +69,7 @@ export const view = {
       legend(kinds.map((kind, at) => ({ kind: at, colour: COLOURS[at % COLOURS.length], words: found.kinds[kind] }))),
       picture(`Fillers among ${edits.length} arbitrary edits: Δ ${metric.name}`, (width) => draw(width, edits, fillers, metric, kinds, digits, found.kinds), () => [["condition", "kind", "metric", "delta", "lo", "hi", "text"],
         ...edits.map((row) => [row.condition, row.kind, row.metric, row.delta, row.lo, row.hi, row.text]), ...fillers.map((row) => [row.condition, "filler", row.metric, row.delta, row.delta_lo, row.delta_hi, ""])],
-      { name: `placebo-${metric.name}`, command: `placebo.parquet, edits.parquet: metric = "${metric.name}"` }),
+      { name: `placebo-${metric.name}`, proof: [values.folder ?? 1, "edits", { metric: metric.name }, "The fillers stand in placebo.parquet."] }),
       h("h2", null, "Each filler in words"),
       table(null, [["filler"], ["Δ", true], ["beyond an arbitrary edit", true], ["above so many edits", true], ["p", true], ["verdict"]], fillers.map((row) => [row.condition,
         `${number(row.delta * by, digits, { sign: true })}${around(row.delta_lo * by, row.delta_hi * by, digits, { sign: true })}`, `${number(row.specific * by, digits, { sign: true })}${around(row.specific_lo * by, row.specific_hi * by, digits, { sign: true })}`,

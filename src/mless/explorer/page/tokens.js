@@ -1,8 +1,7 @@
 // One item of a likelihood study: Δ log p along the solution, in the text itself.
 
 import { addressOf, go } from "./address.js";
-import { digitsFor, hideTip, number, plural, told } from "./chart.js";
-import { copying } from "./copying.js";
+import { digitsFor, hideTip, number, plural, tableHead, told } from "./chart.js";
 import { choice, h, table } from "./dom.js";
 import { bar } from "./likelihood.js";
 import { ask } from "./source.js";
@@ -62,14 +61,11 @@ export const view = {
       h("h1", null, `Item ${found.item}`), h("p", { class: "soft" }, `${found.title} · item ${found.number} of ${found.items}`),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => go("tokens", { ...values, condition }))));
     if (found.question) place.append(h("details", null, h("summary", null, "The prompt without filler"), h("div", { class: "text", tabindex: 0 }, found.question)));
-    place.append(h("h2", null, "Δ along the solution"));
     if (found.tokens.length) {
-      const shown = h("section", { "aria-label": "Solution" }, h("p", { class: "soft" }, `${plural(found.tokens.length, "token")}, together ${number(sum, 3, { sign: true })} nats under ${found.condition}. Hover a token, or walk with the arrows.`),
-        scale(limit), strip(found, limit), found.left_out ? h("p", { class: "soft" }, `${plural(found.left_out, "further token")} in tokens.parquet.`) : null);
-      shown.append(copying(shown, { name: "solution-tokens", rows: () => [["position", "text", "logp_none", "logp", "delta", "entropy", "kl"], ...found.tokens.map((one) => [one.position, one.text, one.none, one.value, one.delta, one.entropy, one.kl])],
-        command: `tokens.parquet: item = ${JSON.stringify(found.item)}, condition in ("none", ${JSON.stringify(found.condition)})` }));
-      place.append(shown);
-    } else place.append(h("p", { class: "empty" }, "Tokens of this item are not stored in this folder: it has no solution, or tokens.parquet was left out."));
+      place.append(h("section", { "aria-label": "Solution" }, tableHead("Δ along the solution", "solution-tokens", () => [["position", "text", "logp_none", "logp", "delta", "entropy", "kl"], ...found.tokens.map((one) => [one.position, one.text, one.none, one.value, one.delta, one.entropy, one.kl])],
+        [values.folder ?? 1, "tokens", { condition: found.condition, item: found.item }]), h("p", { class: "soft" }, `${plural(found.tokens.length, "token")}, together ${number(sum, 3, { sign: true })} nats under ${found.condition}. Hover a token, or walk with the arrows.`),
+        scale(limit), strip(found, limit), found.left_out ? h("p", { class: "soft" }, `${plural(found.left_out, "further token")} in tokens.parquet.`) : null));
+    } else place.append(h("h2", null, "Δ along the solution"), h("p", { class: "empty" }, "Tokens of this item are not stored in this folder: it has no solution, or tokens.parquet was left out."));
     const table1 = h("section", null, h("h2", null, "This item by metric"), table(null, [["metric"], ["none", true], ["with", true], ["Δ", true], ["unit"]], found.scores.map((row) => {
       const digits = Math.min(5, Math.max(3, digitsFor(Math.abs(row.delta * row.by))));
       return [row.metric, number(row.none * row.by, digits), number(row.value * row.by, digits), number(row.delta * row.by, digits, { sign: true }), row.unit];
@@ -78,7 +74,7 @@ export const view = {
     if (found.candidates.length) {
       const most = Math.max(...found.candidates.map((one) => Math.abs(one.delta)), 1e-9);
       place.append(h("section", null, h("h2", null, "What else was scored after the prompt"), table(null, [["role"], ["text"], ["log p without", true], ["with", true], ["Δ nats", true]],
-        found.candidates.map((one) => [one.role, h("span", { class: "said" }, one.text), number(one.none, 3), number(one.value, 3), [bar(one.delta, most), " ", number(one.delta, 3, { sign: true })]]))));
+        found.candidates.map((one) => [one.role, h("span", { class: "found" }, one.text), number(one.none, 3), number(one.value, 3), [bar(one.delta, most), " ", number(one.delta, 3, { sign: true })]]))));
     }
     return hideTip;
   },
