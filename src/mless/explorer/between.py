@@ -157,7 +157,9 @@ def _check_pair(one: Folder, other: Folder, condition: str) -> None:
     first, second = one.study, other.study
     prints = [study.model.get("fingerprint") or study.model.get("name") for study in (first, second)]
     if prints[0] != prints[1]:
-        raise BadFolder(f"{one.path} and {other.path} are of two models or settings of it ({first.label} and {second.label})")
+        raise BadFolder(
+            f"{one.path} and {other.path} are of two models: {first.label} ({str(prints[0])[:12]}) and {second.label} ({str(prints[1])[:12]})"
+        )
     wrong = differences(asked_of(first, [condition]), asked_of(second, [condition]))
     # Each of them may have more items than the other; which they share is looked at below.
     wrong = {name: words for name, words in wrong.items() if name not in ("items", "seed")}

@@ -2,7 +2,7 @@
 
 import { addressOf, go } from "./address.js";
 import { around, count, number, plural, tableHead } from "./chart.js";
-import { choice, h, table } from "./dom.js";
+import { choice, h, put, table } from "./dom.js";
 import { pValue } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
@@ -68,7 +68,7 @@ function overview(found, values) {
   const tested = found.overview.some((row) => row.delta !== undefined);
   const columns = [["condition"], ...kinds.map((kind) => [TURNED[kind][0], true]), ["accuracy", true], ...(tested ? [["Δ points", true], ["p (Holm)", true], ["verdict"]] : [])];
   const rows = found.overview.map((row) => [
-    h("a", { href: addressOf("answers", { ...values, condition: row.condition, turned: null, page: null }), "aria-current": row.condition === found.condition ? "true" : null }, row.condition === found.control ? `${row.condition} (A/A)` : row.condition),
+    h("a", { href: addressOf("answers", { ...values, condition: row.condition, turned: null, page: null }), "aria-current": row.condition === found.condition ? "true" : null, class: "into" }, row.condition === found.control ? `${row.condition} (A/A)` : row.condition),
     ...kinds.map((kind) => to(row.condition, kind, row[kind])),
     row.value === undefined || row.value === null ? "–" : `${number(100 * row.value, 1)} %`,
     ...(tested ? [row.delta === null || row.delta === undefined ? "–" : `${number(100 * row.delta, 1, { sign: true })}${around(row.delta_lo * 100, row.delta_hi * 100, 1, { sign: true })}`, pValue(row.p_adjusted ?? row.p),
@@ -131,10 +131,10 @@ export const view = {
   keys: [["/", "search the answers"], ["← →", "page before and after"]],
   async show(place, values, tools) {
     const found = await list(values);
-    place.append(h("h1", null, `Answers: ${found.title}`),
+    put(place, h("h1", null, `Answers: ${found.title}`),
       h("p", { class: "soft" }, found.own ? `${found.condition} against ${found.against}, item by item.` : `${found.condition} here against ${found.against} of ${found.other_title}, item by item.`,
         found.unpaired ? ` ${plural(found.unpaired, "item")} without an answer on one side.` : ""),
-      pairing(found, values, tools), overview(found, values), filters(found, values), rowsOf(found, values), pager("answers", values, found) ?? "");
+      pairing(found, values, tools), overview(found, values), filters(found, values), rowsOf(found, values), pager("answers", values, found));
     const onKey = (event) => {
       if (event.target.closest?.("input, select, textarea, dialog, .chart") || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "/") {

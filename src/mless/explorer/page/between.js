@@ -61,7 +61,7 @@ async function turned(place, values, tools, pairs) {
     return;
   }
   const fit = pairs.filter((pair) => !pair.why);
-  place.append(refusals(pairs.filter((pair) => pair.why).map((pair) => ({ name: pair.names.join(" and "), why: pair.why }))) ?? "");
+  place.append(refusals(pairs.filter((pair) => pair.why).map((pair) => ({ name: pair.names.join(" and "), why: pair.why })), "pair") ?? "");
   if (!fit.length) return;
   const pair = fit.find((one) => `${one.heads}-${one.answers}` === values.pair) ?? fit[0];
   const condition = pair.conditions.includes(values.turned) ? values.turned : pair.conditions.includes("mless") ? "mless" : pair.conditions[0];

@@ -66,6 +66,7 @@ export function shape(kind, x, y, size, attributes) {
     case "diamond": return at([[0, -1.25], [1.25, 0], [0, 1.25], [-1.25, 0]]);
     case "plus": return at([[-0.4, -1.1], [0.4, -1.1], [0.4, -0.4], [1.1, -0.4], [1.1, 0.4], [0.4, 0.4], [0.4, 1.1], [-0.4, 1.1], [-0.4, 0.4], [-1.1, 0.4], [-1.1, -0.4], [-0.4, -0.4]]);
     case "cross": return at([[-1, -0.55], [-0.55, -1], [0, -0.45], [0.55, -1], [1, -0.55], [0.45, 0], [1, 0.55], [0.55, 1], [0, 0.45], [-0.55, 1], [-1, 0.55], [-0.45, 0]]);
+    case "ring": return svg("circle", { cx: x, cy: y, r: s, ...attributes, class: `${attributes.class} hollow` });
     default: return svg("circle", { cx: x, cy: y, r: s, ...attributes });
   }
 }

@@ -2,7 +2,7 @@
 
 import { go } from "./address.js";
 import { around, digitsFor, forest, number, picture } from "./chart.js";
-import { choice, h } from "./dom.js";
+import { choice, h, put } from "./dom.js";
 import { pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
@@ -30,9 +30,9 @@ function lines(found, digits) {
   return rows;
 }
 
-export function refusals(refused) {
+export function refusals(refused, what = "folder") {
   if (!refused.length) return null;
-  return h("section", { "aria-label": "Folders that do not fit" }, h("h2", null, `${refused.length} folder${refused.length > 1 ? "s do" : " does"} not fit`),
+  return h("section", { "aria-label": `What does not fit` }, h("h3", null, refused.length > 1 ? `${refused.length} ${what}s do not fit` : `One ${what} does not fit`),
     refused.map((one) => h("p", { class: "refusal" }, h("b", null, one.name), ": ", one.why)));
 }
 
@@ -45,7 +45,7 @@ export const view = {
     const spread = found.blocks.flatMap((block) => block.rows.map((row) => Math.abs((row.hi ?? row.value) - (row.lo ?? row.value)))).filter((one) => one > 0);
     const digits = Math.min(5, Math.max(1, digitsFor(spread.length ? Math.min(...spread) * 5 : 1)));
     const rows = lines(found, digits);
-    place.append(h("h1", null, "Forest of models"),
+    put(place, h("h1", null, "Forest of models"),
       h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give `mless show` the folders of several models to compare them."}`),
       h("div", { class: "choices" }, found.readouts.length > 1 && choice("Readout", found.readouts.map((name) => [name, name]), found.readout, (readout) => set({ readout, metric: null })),
         !isExport() && choice("Condition", [["all", "all"], ...found.conditions.map((name) => [name, name])], found.condition, (condition) => set({ condition })),
@@ -53,6 +53,6 @@ export const view = {
         !isExport() && found.layers && choice("Layer", [["", "all"], ...found.layers.map((one) => [one, one])], found.layer ?? "", (layer) => set({ layer: layer || null }))),
       picture(found.words, (width) => forest(width, rows, { nothing: found.nothing, ratio: found.ratio, unit: found.words }), () => [["condition", "label", "folder", "n", "value", "lo", "hi", "weight"],
         ...found.blocks.flatMap((block) => [...block.rows.map((row) => [block.condition, row.label, row.folder, row.n, row.value, row.lo, row.hi, row.weight]), ...(block.pooled ? [[block.condition, "mean", "", block.pooled.k, block.pooled.mean, block.pooled.lo, block.pooled.hi, 1]] : [])])],
-      { name: "forest" }), h("p", { class: "soft small" }, "Made again by "), h("pre", { tabindex: 0 }, found.command), refusals(found.refused) ?? "");
+      { name: "forest" }), h("p", { class: "soft small" }, "Made again by "), h("pre", { tabindex: 0 }, found.command), refusals(found.refused));
   },
 };

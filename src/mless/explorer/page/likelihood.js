@@ -3,7 +3,7 @@
 import { addressOf, go } from "./address.js";
 import { pager } from "./answers.js";
 import { around, digitsFor, forest, legend, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
-import { choice, h, table } from "./dom.js";
+import { choice, h, put, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
@@ -96,11 +96,11 @@ export const view = {
     const found = await list(values);
     const metric = found.metrics.find((one) => one.name === found.metric);
     const set = (changes) => go("likelihood", { ...values, page: null, ...changes });
-    place.append(h("h1", null, `Likelihood: ${found.title}`),
+    put(place, h("h1", null, `Likelihood: ${found.title}`),
       h("p", { class: "soft" }, "Log-probabilities of the reference solution and answer, against none. Nothing is generated."),
       h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, one.name]), found.metric, (name) => set({ metric: name, condition: found.condition })),
         choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition, metric: found.metric }))),
-      effects(found, metric, values), ranked(found, metric, values), pager("likelihood", values, found) ?? "");
+      effects(found, metric, values), ranked(found, metric, values), pager("likelihood", values, found));
     const onKey = (event) => {
       if (event.key !== "/" || event.target.closest?.("input, select, textarea, dialog")) return;
       place.querySelector("#search").focus();
