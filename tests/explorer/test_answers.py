@@ -163,7 +163,7 @@ def test_two_models_item_by_item(tmp_path: Path) -> None:
 
 def test_other_questions_are_refused(tmp_path: Path) -> None:
     paths = [write_answers(tmp_path / "a", items=10), write_answers(tmp_path / "b", items=10, task="arithmetic-2")]
-    with pytest.raises(MlessError, match="tasks are arithmetic-1 and arithmetic-2.*give folders of one data set"):
+    with pytest.raises(MlessError, match=r"tasks are arithmetic-1 and arithmetic-2.*give folders of one data set"):
         asking(*paths)("answers", folder=2, other=1)
 
 

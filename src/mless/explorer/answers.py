@@ -86,7 +86,9 @@ def _index(folder: StoredAnswers) -> Index:
 
 
 def _numbers(column: pa.ChunkedArray) -> Float64[np.ndarray, " rows"]:
-    return column.cast(pa.float64() if not pa.types.is_boolean(column.type) else pa.int8()).cast(pa.float64()).to_numpy()
+    return (
+        column.cast(pa.float64() if not pa.types.is_boolean(column.type) else pa.int8()).cast(pa.float64()).to_numpy()
+    )
 
 
 def _mean(
@@ -357,7 +359,9 @@ def _item(query: Query) -> dict[str, Any]:
 def _place(pair: Pair, query: Query) -> int:
     item = query.text("item")
     if item not in pair.after.places:
-        raise NotThere(f"item: no {item[:60]!r} here; there are {len(pair.after.items):,}, the first is {pair.after.items[0][:60]!r}")
+        raise NotThere(
+            f"item: no {item[:60]!r} here; there are {len(pair.after.items):,}, the first is {pair.after.items[0][:60]!r}"
+        )
     return pair.after.places[item]
 
 
@@ -391,7 +395,9 @@ def _stated(folder: StoredAnswers, condition: str, item: str) -> dict[int, dict[
     return {row["sample"]: row for row in rows}
 
 
-def _side(answers: Sequence[Answer], one: Answer | None, stated: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+def _side(
+    answers: Sequence[Answer], one: Answer | None, stated: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any] | None:
     if one is None:
         return None
     known = stated.get(one.sample, {})
@@ -441,6 +447,4 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterator[str]:
         yield request_text("answers", all=1, folder=folder.number)
 
 
-VIEW = View(
-    "Answers", {"answers": _list, "answers/item": _item, "answers/near": _near}, of=_of, exported=_exported
-)
+VIEW = View("Answers", {"answers": _list, "answers/item": _item, "answers/near": _near}, of=_of, exported=_exported)

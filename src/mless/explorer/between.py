@@ -48,7 +48,11 @@ def _between(query: Query) -> dict[str, Any]:
     metric = query.word("metric", metrics, default=metrics[0])
     shown: list[dict[str, Any]] = []
     for folder in alike(query.folders, first):
-        one = {"number": folder.number, "name": visible(folder.name, keep=""), "label": visible(folder.study.label, keep="")}
+        one = {
+            "number": folder.number,
+            "name": visible(folder.name, keep=""),
+            "label": visible(folder.study.label, keep=""),
+        }
         try:
             one |= {"differs": _differs(first, folder, condition), **_read(folder, readout, condition, metric)}
         except MlessError as fault:
@@ -136,8 +140,10 @@ def _turned_pairs(folders: Folders) -> list[dict[str, Any]]:
                 common = [name for name in _compared(one.study) if name in other.study.conditions]
                 if not common:
                     raise BadFolder("they have no condition in common")
-                _check_pair(one, other, common[0])
-                pair["conditions"] = [name for name in common if _fits(one, other, name)]
+                fit = [name for name in common if _fits(one, other, name)]
+                if not fit:
+                    _check_pair(one, other, common[0])
+                pair["conditions"] = fit
             except MlessError as fault:
                 pair["why"] = visible(str(fault), keep="")
             found.append(pair)
@@ -186,7 +192,11 @@ def _heads(query: Query) -> dict[str, Any]:
     _check_pair(one, other, condition)
     index = index_of(other)
     score, before = index.sides[condition].score, index.sides["none"].score
-    moved = {item: float(score[at] - before[at]) for item, at in index.places.items() if not math.isnan(score[at] - before[at])}
+    moved = {
+        item: float(score[at] - before[at])
+        for item, at in index.places.items()
+        if not math.isnan(score[at] - before[at])
+    }
     items = [item for item in one.study.items if item in moved]
     change = np.array([moved[item] for item in items])
     right, wrong = int(np.count_nonzero(change > 0)), int(np.count_nonzero(change < 0))

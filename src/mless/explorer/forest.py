@@ -73,7 +73,9 @@ def fitting(first: Folder, others: list[Folder], readout: str) -> tuple[list[Fol
         try:
             compare([folder.path for folder in [*kept, one]], readout=readout, conditions=["all"])
         except MlessError as fault:
-            refused.append({"folder": one.number, "name": visible(one.name, keep=""), "why": visible(str(fault), keep="")})
+            refused.append(
+                {"folder": one.number, "name": visible(one.name, keep=""), "why": visible(str(fault), keep="")}
+            )
         else:
             kept.append(one)
     return kept, refused
@@ -83,7 +85,9 @@ def _forest(query: Query) -> dict[str, Any]:
     first = query.folder()
     names = list(readouts_of(first.measured))
     if not names:
-        raise NotThere(f"a study of {first.measured} has no effect that can be compared over models; there is {', '.join(READOUTS)}")
+        raise NotThere(
+            f"a study of {first.measured} has no effect that can be compared over models; there is {', '.join(READOUTS)}"
+        )
     readout = query.word("readout", names, default=names[0])
     kept, refused = first.kept(
         ("fitting", readout, tuple(one.state() for one in query.folders)),

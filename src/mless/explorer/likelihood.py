@@ -110,7 +110,9 @@ def _item(query: Query) -> dict[str, Any]:
     folder = _stored(query.folder())
     item = query.text("item")
     if item not in folder.items:
-        raise NotThere(f"item: no {item[:60]!r} here; there are {len(folder.items):,}, the first is {folder.items[0][:60]!r}")
+        raise NotThere(
+            f"item: no {item[:60]!r} here; there are {len(folder.items):,}, the first is {folder.items[0][:60]!r}"
+        )
     conditions = _compared(folder)
     condition = query.word("condition", conditions, default=_usual(folder))
     found: dict[str, Any] = {

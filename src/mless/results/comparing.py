@@ -244,7 +244,9 @@ def _check_fit(
 ) -> None:
     first = folders[0]
     for other in folders[1:]:
-        different = list(differences(_asked_by(first, row, wanted, layer), _asked_by(other, row, wanted, layer)).values())
+        different = list(
+            differences(_asked_by(first, row, wanted, layer), _asked_by(other, row, wanted, layer)).values()
+        )
         if different:
             more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
             raise BadFolder(
