@@ -81,7 +81,7 @@ export const view = {
     const pic = picture({
       title: `${tools.folder?.model ?? ""}: ${measure.words}, by layer and ${heads ? "head" : "set of tokens"}`,
       name: `map-${shown}`,
-      label: `Map of ${measure.words}. Use the arrow keys; the line below says the marked cell.`,
+      label: `Map of ${measure.words}. Use the arrow keys; the line above says the marked cell.`,
       attributes: { tabindex: 0, role: "application", class: "map" },
       size: (width) => lay(width).total,
       draw(pen, width) {
@@ -229,7 +229,7 @@ export const view = {
       h("p", { class: "soft" }, heads
         ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more."
         : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
-      h("div", { class: "choices" }, choices), pic.element, readout);
+      h("div", { class: "choices" }, choices), readout, pic.element);
     place.addEventListener("placed", () => pic.canvas.focus({ preventScroll: true }));
 
     let timer = null;
