@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,7 +11,7 @@ from mless.explorer import diffing
 from mless.explorer.diffing import word_diff
 
 
-def both(diff: list[tuple[str, str]]) -> tuple[str, str]:
+def both(diff: Sequence[tuple[str, str]]) -> tuple[str, str]:
     return (
         "".join(text for kind, text in diff if kind != "new"),
         "".join(text for kind, text in diff if kind != "gone"),

@@ -17,6 +17,7 @@ import typer
 from mless import __version__
 from mless.cli.command_compare import compare
 from mless.cli.command_doctor import doctor
+from mless.cli.command_export import export
 from mless.cli.command_figure import figure
 from mless.cli.command_import import import_
 from mless.cli.command_models import models
@@ -46,6 +47,7 @@ _LESS = (
 _COMMANDS = {
     "run": run,
     "show": show,
+    "export": export,
     "figure": figure,
     "compare": compare,
     "tune": tune,

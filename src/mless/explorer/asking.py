@@ -82,6 +82,8 @@ def _listed(among: Sequence[str]) -> str:
 
 def plain(value: Any) -> Any:
     """As JSON can hold it: numbers that are none are null, arrays are lists."""
+    if isinstance(value, Numbers):
+        return value
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in cast("dict[object, Any]", value).items()}
     if isinstance(value, list | tuple):
@@ -93,8 +95,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def numbers(values: Any, digits: int = 5) -> list[float | None]:
+class Numbers(list["float | None"]):
+    """Numbers that JSON can hold as they are."""
+
+
+def numbers(values: Any, digits: int = 5) -> Numbers:
     """Numbers with so many significant digits, null where there is none: short, since a page shows no more."""
-    return [
-        None if not math.isfinite(one) else float(f"{one:.{digits}g}") for one in np.asarray(values, float).tolist()
-    ]
+    found = np.asarray(values, float).tolist()
+    return Numbers(float(f"{one:.{digits}g}") if math.isfinite(one) else None for one in found)

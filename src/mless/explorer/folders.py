@@ -38,7 +38,10 @@ class Kept:
                 self._values.move_to_end(key)
                 return cast("T", self._values[key][0])
         value = make()
-        cost = size(value)
+        return self.put(key, value, size(value))
+
+    def put(self, key: object, value: T, cost: int) -> T:
+        """Keep a value, unless there is one; the one that is kept."""
         with self._lock:
             if key in self._values:
                 return cast("T", self._values[key][0])
@@ -108,6 +111,10 @@ class Folder:
     def kept(self, key: object, make: Callable[[], T], size: Callable[[T], int] = lambda value: 4096) -> T:
         """A value made from this folder; made anew once study.json has changed."""
         return self._kept.get((self.number, self.state(), key), make, size)
+
+    def keep(self, key: object, value: object, cost: int) -> None:
+        """Keep a value that was made beside another."""
+        self._kept.put((self.number, self.state(), key), value, cost)
 
 
 class Folders(Sequence[Folder]):

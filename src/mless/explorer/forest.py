@@ -103,7 +103,10 @@ def _forest(query: Query) -> dict[str, Any]:
     metrics = row.metrics(first.study, conditions[0])
     metric = query.word("metric", metrics, default=metrics[0])
     layer = query.whole("layer", 1, 100_000) if query.has("layer") and row.by_layer else None
-    found = compare([one.path for one in kept], readout=readout, conditions=[condition], metric=metric, layer=layer)
+    try:
+        found = compare([one.path for one in kept], readout=readout, conditions=[condition], metric=metric, layer=layer)
+    except MlessError as fault:
+        raise NotThere(str(fault)) from None
     command = ["mless compare", *(visible(str(one.path), keep="") for one in kept), "--readout", readout]
     command += ["--condition", condition, *(["--metric", metric] if len(metrics) > 1 else [])]
     return comparison_rows(found) | {

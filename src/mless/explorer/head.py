@@ -84,7 +84,7 @@ def _curve(query: Query) -> Mapping[str, Any]:
         if one is None or found is None:
             raise NotThere(f"{folder.name} holds no attention by token and prompts, so it has no curves")
         read.append((one.read, one.complete))
-        enough = found["n"] >= (fewest if one.complete else 2)
+        enough = found["n"] >= (fewest if one.complete else min(fewest, max(2, one.read // 2)))
         last = int(np.flatnonzero(enough).max(initial=first)) + 1
         curves[role] = {
             name: numbers(np.where(enough, found[name], np.nan)[first:last]) for name in ("mean", "lo", "hi")

@@ -62,13 +62,17 @@ class Tokens:
 
 def tokens_of(folder: Folder, condition: str, item: str) -> Tokens | None:
     """One prompt; None where it is not stored."""
-    where = (pc.field("condition") == condition) & (pc.field("item") == item)
-    rows = folder.table("prompts", ["spans", "token_ids", "text", "tokens"], where).to_pylist()
-    if not rows:
-        return None
-    spans = tuple(Span(one["name"], one["start"], one["stop"]) for one in rows[0]["spans"])
-    stored = Prompt(item, condition, tuple(rows[0]["token_ids"]), spans, rows[0]["text"])
-    return Tokens(stored, tuple(rows[0]["tokens"]))
+
+    def read() -> Tokens | None:
+        where = (pc.field("condition") == condition) & (pc.field("item") == item)
+        rows = folder.table("prompts", ["spans", "token_ids", "text", "tokens"], where).to_pylist()
+        if not rows:
+            return None
+        spans = tuple(Span(one["name"], one["start"], one["stop"]) for one in rows[0]["spans"])
+        stored = Prompt(item, condition, tuple(rows[0]["token_ids"]), spans, rows[0]["text"])
+        return Tokens(stored, tuple(rows[0]["tokens"]))
+
+    return folder.kept(("tokens", condition, item), read, lambda found: 1024 + 120 * len(found.texts if found else ()))
 
 
 def _originals(folder: Folder, condition: str) -> dict[str, Int[np.ndarray, " original"]]:
@@ -121,20 +125,24 @@ def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int
         return folder.table(table, columns, where)
 
     def read() -> pa.Table:
-        opened = _opened(folder)
         gate = TableGate(folder.path / f"{table}.parquet", folder.about(), whole=False)
-        unit = unit_of(condition, number)
-        grown = opened.grown(table, _units(folder))
-        found = gate.read(lambda: list(grown.pieces(columns, layer=layer, units={unit})))
-        mine = [rows.filter(pc.field("layer") == layer) for one in found for name, rows in one.apart() if name == unit]
-        if not mine:
+        unit, wanted = unit_of(condition, number), None
+        grown = _opened(folder).grown(table, _units(folder))
+        for piece in gate.read(lambda: list(grown.pieces(columns, layer=layer, units={unit}))):
+            mine = gate.check_rows(next(rows for name, rows in piece.apart() if name == unit))
+            # A row group holds several layers. All are kept, since the next one is often asked for next.
+            for one in pc.unique(mine["layer"]).to_pylist():
+                rows = mine.filter(pc.field("layer") == one).combine_chunks()
+                folder.keep((*key, one), rows, rows.nbytes + 1024)
+                wanted = rows if one == layer else wanted
+        if wanted is None:
             raise BadFolder(
                 f"{folder.path}: {table}.parquet holds no layer {layer} of {condition!r}; run the study again"
             )
-        return gate.check_rows(pa.concat_tables(mine).combine_chunks())
+        return wanted
 
-    key = ("unit", table, condition, number, layer)
-    return folder.kept(key, read, lambda rows: rows.nbytes + 1024)
+    key = ("unit", table, condition, number)
+    return folder.kept((*key, layer), read, lambda rows: rows.nbytes + 1024)
 
 
 def _grown(folder: Folder, table: str) -> bool:

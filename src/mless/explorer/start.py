@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow.compute as pc
+
 from mless import __version__
 from mless.errors import MlessError
 from mless.explorer.asking import Query, request_text
@@ -15,6 +17,7 @@ from mless.explorer.folders import Folder
 from mless.explorer.views import View, views_of
 from mless.results.escaping import visible
 from mless.results.folder import ResultFolder
+from mless.results.growing import stored_units
 from mless.results.reading import StoredStudy
 from mless.results.wording import condition_words
 
@@ -45,6 +48,7 @@ def _finished(folder: Folder) -> dict[str, Any]:
     return _common(folder.study) | {
         "state": "finished",
         "verdict": [visible(line, keep="") for line in verdict_lines(folder.path)],
+        "control": _control(folder),
         "views": views_of(folder),
     }
 
@@ -63,17 +67,45 @@ def _unfinished(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _units_stored(path: Path) -> int | None:
-    """How many units the fullest table has; None where nobody can say. Only names and the growing tables' marks are read."""
-    units = path / "units"
-    counts: list[int] = []
+def _units_stored(path: Path) -> int:
+    """How many units the fullest table has: in files of their own, and in the table that grows."""
+    alone: dict[str, int] = {}
     try:
-        for entry in units.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                counts.append(len(list(entry.glob("*.parquet"))))
+        for entry in (path / "units").iterdir():
+            if entry.is_symlink():
+                continue
+            found = len(list(entry.glob("*.parquet"))) if entry.is_dir() else stored_units(entry)
+            alone[entry.stem] = alone.get(entry.stem, 0) + found
     except OSError:
+        return 0
+    return max(alone.values(), default=0)
+
+
+def _control(folder: Folder) -> str | None:
+    """What the A/A control, `none` once more, differs by; None where there is none."""
+    name = folder.study.control
+    if name is None:
         return None
-    return max(counts, default=0)
+    where = pc.field("condition") == name
+    if folder.has("effects"):
+        rows = folder.table("effects", ["metric", "delta", "lo", "hi"], where).to_pylist()
+        found = [f"{row['metric']} {_by(row['delta'], row['lo'], row['hi'], 4)}" for row in rows]
+    elif folder.has("accuracy"):
+        rows = folder.table("accuracy", ["metric", "delta", "delta_lo", "delta_hi"], where).to_pylist()
+        found = [
+            f"{row['metric']} {_by(*(None if (one := row[key]) is None else 100 * one for key in ('delta', 'delta_lo', 'delta_hi')), 1)} points"
+            for row in rows
+        ]
+    else:
+        return f"A/A control {visible(name, keep='')}: none once more."
+    return f"A/A control {visible(name, keep='')}, none once more, differs from none by: {'; '.join(found) or 'nothing measured'}."
+
+
+def _by(value: float | None, lo: float | None, hi: float | None, digits: int) -> str:
+    if value is None:
+        return "–"
+    around = "" if lo is None or hi is None else f" [{lo:+.{digits}f}, {hi:+.{digits}f}]"
+    return f"{value:+.{digits}f}{around}".replace("-", "−")
 
 
 def _common(study: StoredStudy) -> dict[str, Any]:

@@ -17,9 +17,6 @@ from mless.results.escaping import visible
 from mless.results.wording import random_is_yardstick
 from mless.values import SPAN_NAMES
 
-#: Heads of each layer and condition whose strips an export holds.
-_HEADS = 1
-
 
 def _strip(query: Query) -> Mapping[str, Any]:
     folder, condition, layer, head, queries = asked_head(query)
@@ -79,7 +76,7 @@ def _written(text: str) -> str:
 
 
 def heads_shown(folder: Folder, chosen: Chosen) -> Iterator[tuple[str, int, int]]:
-    """For each condition the head of each layer whose share is furthest from 1."""
+    """For each condition those heads of each layer whose shares are furthest from 1."""
     if not folder.about().get("complete", True) or not folder.has("retained"):
         return
     stored = folder.attention
@@ -89,7 +86,7 @@ def heads_shown(folder: Folder, chosen: Chosen) -> Iterator[tuple[str, int, int]
         for layer in sorted({row["layer"] for row in mine}):
             here = [row for row in mine if row["layer"] == layer]
             far = sorted(here, key=lambda row: -abs(np.log(row["retained"])))
-            yield from ((condition, layer, row["head"]) for row in far[:_HEADS])
+            yield from ((condition, layer, row["head"]) for row in far[: chosen.heads])
 
 
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:

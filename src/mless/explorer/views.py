@@ -19,9 +19,10 @@ Answering = Callable[[Query], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What an export holds beside maps and answers: these items (numbers from 1), by folder."""
+    """What an export holds beside maps and answers: these items (numbers from 1) by folder, and so many heads of each layer and condition."""
 
     items: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    heads: int = 3
 
 
 @dataclass(frozen=True, slots=True)

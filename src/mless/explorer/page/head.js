@@ -70,7 +70,7 @@ export const view = {
     const summary = h("div", { class: "facts" },
       [["retained share λ", `${fixed(cell("retained"), 3)}${interval(cell("lo"), cell("hi"), 3)}`], ["verdict", h("span", { class: verdict }, verdict)],
         ["p (Holm)", pWords(cell("p_adjusted")).replace(/^p (= )?/, "")], ["dilution exponent ε", `${fixed(cell("epsilon"))}${interval(cell("epsilon_lo"), cell("epsilon_hi"))}`],
-        ["uniform dilution", fixed(cell("uniform"), 3)], beside === null || beside === undefined ? null : ["natural text", fixed(beside, 3)], ["items", cell("n_items")]]
+        ["uniform dilution", fixed(cell("uniform"), 3)], beside === null || beside === undefined ? null : ["natural text", fixed(beside, 3)]]
         .filter(Boolean).map(([name, value]) => h("div", null, h("span", null, name), h("b", null, value))));
 
     const choices = h("div", { class: "choices" },
@@ -179,7 +179,7 @@ export const view = {
       items.append(h("p", { class: "soft" }, "This folder was made before items' shares were stored, so items are not ranked."));
     }
 
-    place.append(h("p", { class: "crumbs" }, h("a", { href: addressOf(...view.up(state)) }, "Map"), " › ", headName(layer, head)),
+    place.append(h("p", { class: "crumbs" }, h("a", { href: addressOf(...view.up(state)) }, "Map"), " › ", headName(layer, head), ` · ${cell("n_items") ?? found.items} items`),
       h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, curves, items);
 
     const keys = (event) => {

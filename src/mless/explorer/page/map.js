@@ -5,7 +5,7 @@ import { choice, clear, h } from "./dom.js";
 import { fixed, headName, interval, pWords, short } from "./formats.js";
 import { picture } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
-import { amount, diverging, ink } from "./scales.js";
+import { amount, diverging, ink, inkOn } from "./scales.js";
 import { ask, isExport } from "./source.js";
 
 const TOP = 40;
@@ -81,7 +81,7 @@ export const view = {
     const pic = picture({
       title: `${tools.folder?.model ?? ""}: ${measure.words}, by layer and ${heads ? "head" : "set of tokens"}`,
       name: `map-${shown}`,
-      label: `Map of ${measure.words}. Use the arrow keys; the line below says the marked cell.`,
+      label: `Map of ${measure.words}. Use the arrow keys; the line above says the marked cell.`,
       attributes: { tabindex: 0, role: "application", class: "map" },
       size: (width) => lay(width).total,
       draw(pen, width) {
@@ -109,7 +109,7 @@ export const view = {
               pen.rect(cx, cy, Math.max(1, where.wide - 0.7), where.tall - 0.7, colour);
               const verdict = from.verdict?.[at];
               if ((verdict === "drops" || verdict === "rises") && where.wide >= 6) {
-                pen.dot(cx + where.wide / 2 - 0.35, cy + where.tall / 2 - 0.35, Math.min(1.8, where.wide / 6), text);
+                pen.dot(cx + where.wide / 2 - 0.35, cy + where.tall / 2 - 0.35, Math.min(1.8, where.wide / 6), inkOn(colour));
               }
             });
           });
@@ -226,10 +226,12 @@ export const view = {
         choice("scale", found.scales.map((one) => [one, one]), found.scale, (value) => change({ metric: found.metric, scale: value }))];
     say();
     place.append(h("h1", null, heads ? "Map of heads" : "Map of activations"),
-      h("p", { class: "soft" }, heads
-        ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more."
-        : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
-      h("div", { class: "choices" }, choices), pic.element, readout);
+      h("p", { class: "soft" }, byMass
+        ? "One panel a condition, one cell a head: which share of the original tokens' attention goes there, mean over items. Bluer is more."
+        : heads
+          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more."
+          : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
+      h("div", { class: "choices" }, choices), readout, pic.element);
     place.addEventListener("placed", () => pic.canvas.focus({ preventScroll: true }));
 
     let timer = null;

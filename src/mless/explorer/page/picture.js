@@ -58,8 +58,8 @@ export function copying(name, drawn, rows) {
     }],
     ["CSV", () => copy({ "text/plain": new Blob([csv(rows())], { type: "text/plain" }) }, `${name}.csv`, new Blob([csv(rows())], { type: "text/csv" }), say)],
   ].filter(([words]) => drawn || words === "CSV");
-  return h("div", { class: "copying", role: "group", "aria-label": drawn ? "Copy this picture" : "Copy this table" }, h("span", null, "copy"),
-    tools.map(([words, act]) => h("button", { type: "button", "aria-label": `Copy as ${words}`, onclick: act }, words)), said);
+  return h("div", { class: "copying", role: "group", "aria-label": drawn ? "Copy this picture" : "Copy this table" }, said, h("span", null, "copy"),
+    tools.map(([words, act]) => h("button", { type: "button", "aria-label": `Copy as ${words}`, onclick: act }, words)));
 }
 
 // `size(width)` → height; `draw(pen, width)` draws; `rows()` the numbers. Returns {element, canvas, redraw}.
