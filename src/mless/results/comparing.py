@@ -23,6 +23,7 @@ from mless.limits import STUDY_BYTES
 from mless.registry import near
 from mless.results.reading import StoredStudy, measured_in, read_about
 from mless.results.readouts import CIRCUMSTANCES, READOUTS, Reading, Readout, Scale, readouts_of
+from mless.values import Shown
 
 #: Of a stored condition, what has to agree. ARM's parameters are chosen for each model; ids of a filler belong to a tokenizer.
 _OF_CONDITION = (
@@ -54,7 +55,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """What `compare` found: the readout, what it was read from, and a block a condition."""
 
     readout: str

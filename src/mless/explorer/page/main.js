@@ -142,6 +142,9 @@ async function begin() {
     main.append(h("p", { class: "refusal", role: "alert" }, fault.message));
     return;
   }
+  // A page in a notebook's frame says which view comes first.
+  const first = document.getElementById("answers")?.dataset.open;
+  if (first && !location.hash) history.replaceState(null, "", `#${first}`);
   addEventListener("hashchange", route);
   addEventListener("keydown", onKey);
   await route();
