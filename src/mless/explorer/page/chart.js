@@ -77,7 +77,7 @@ export function label(x, y, text, attributes) {
 }
 // A text that ends with … where it is longer than there is room.
 export function cut(text, width, size = 12) {
-  const most = Math.max(3, Math.floor(width / (size * 0.54)));
+  const most = Math.max(3, Math.floor(width / (size * 0.6)));
   return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 }
 
