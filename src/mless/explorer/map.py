@@ -148,7 +148,7 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
             continue
         if folder.has("retained"):
             yield from (request_text("map", folder=folder.number, queries=queries) for queries in QUERIES)
-            if folder.has("attention", "prompts") and sums(folder, "none", wait=0) is not None:
+            if folder.has("attention", "prompts") and sums(folder, "none", wait=0.0) is not None:
                 yield request_text("map/mass", folder=folder.number)
         else:
             yield request_text("map", folder=folder.number)

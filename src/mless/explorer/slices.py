@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,8 +287,16 @@ class Sums:
                 self._add(rows)
         except MlessError as fault:
             self.fault, self.complete = fault, True
-        with self.ready:
-            self.ready.notify_all()
+        except BaseException:
+            # A defect: whoever waits must not wait for ever.
+            self.fault = BadFolder(
+                f"{self.folder.path}: its attention could not be added up; see what the terminal shows"
+            )
+            self.complete = True
+            raise
+        finally:
+            with self.ready:
+                self.ready.notify_all()
 
     def _pieces(self) -> Iterator[pa.Table]:
         folder = self.folder
@@ -299,7 +308,8 @@ class Sums:
         gate = TableGate(folder.path / "attention.parquet", folder.about(), whole=False)
         grown = _opened(folder).grown("attention", _units(folder))
         mine = {unit_of(self.condition, n) for n in range(1, len(folder.study.items) + 1)}
-        for piece in grown.pieces(_COLUMNS, layer=one, units=mine):
+        pieces = grown.pieces(_COLUMNS, layer=one, units=mine)
+        while (piece := gate.read(lambda: next(pieces, None))) is not None:
             for unit, rows in piece.apart():
                 if unit in mine:
                     yield gate.check_rows(rows if one is None else rows.filter(pc.field("layer") == one))
@@ -388,7 +398,10 @@ class Summing:
                     self._lock.wait()
                     self._sums = [one for one in self._sums if not one.complete]
                 first = max(self._sums, key=lambda one: one.asked)
-            first.step()
+            try:
+                first.step()
+            except Exception:  # noqa: BLE001 - a defect: it is shown, and the thread goes on with the others
+                traceback.print_exc()
 
 
 _SUMMING = Summing()

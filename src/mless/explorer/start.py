@@ -93,12 +93,16 @@ def _control(folder: Folder) -> str | None:
     elif folder.has("accuracy"):
         rows = folder.table("accuracy", ["metric", "delta", "delta_lo", "delta_hi"], where).to_pylist()
         found = [
-            f"{row['metric']} {_by(*(None if (one := row[key]) is None else 100 * one for key in ('delta', 'delta_lo', 'delta_hi')), 1)} points"
+            f"{row['metric']} {_by(_points(row['delta']), _points(row['delta_lo']), _points(row['delta_hi']), 1)} points"
             for row in rows
         ]
     else:
         return f"A/A control {visible(name, keep='')}: none once more."
     return f"A/A control {visible(name, keep='')}, none once more, differs from none by: {'; '.join(found) or 'nothing measured'}."
+
+
+def _points(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
 def _by(value: float | None, lo: float | None, hi: float | None, digits: int) -> str:
