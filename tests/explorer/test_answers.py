@@ -206,19 +206,43 @@ def test_an_exported_list_holds_all_and_the_turned_items(tmp_path: Path) -> None
     json.dumps(answers, allow_nan=False)
 
 
-def test_answers_are_read_without_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of 160,000 answers must not pull their texts into memory."""
-    from mless.results.reading import StoredStudy
+def test_the_list_is_made_without_texts_and_an_item_with_its_conditions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """160,000 answers must not come into memory at once: batches are small, and the list asks for no texts."""
+    from mless.explorer import answers as module
 
-    ask = asking(write_answers(tmp_path / "folder", items=60))
-    read: list[str] = []
-    real = StoredStudy.table
+    read: list[tuple[str, ...]] = []
+    rows: list[int] = []
+    real = module.batches
 
-    def watched(self: StoredStudy, name: str, columns: Any, *rest: Any, **more: Any) -> Any:
-        read.extend(f"{name}.{column}" for column in columns)
-        return real(self, name, columns, *rest, **more)
+    def watched(folder: Any, table: str, columns: Any, **more: Any) -> Any:
+        read.append((table, *columns))
+        for batch in real(folder, table, columns, **more):
+            rows.append(len(batch))
+            yield batch
 
-    monkeypatch.setattr(StoredStudy, "table", watched)
+    monkeypatch.setattr(module, "batches", watched)
+    ask = asking(write_answers(tmp_path / "folder", items=3000, conditions=("none", "mless", "mful")))
     ask("answers")
-    assert "answers.item" in read
-    assert "answers.text" not in read
+    assert "answers" in {table for table, *_ in read}
+    assert not any("text" in columns for _, *columns in read)
+    ask("answers/item", item="sum-100", condition="mless")
+    ask("answers/item", item="sum-101", condition="mless")
+    assert sum("text" in columns for _, *columns in read) == 1, "both conditions in one scan, and then no more"
+    ask("answers", search="plus 1")
+    ask("answers", search="plus 1", page=2)
+    assert sum("text" in columns for _, *columns in read) == 3, "answers and prompts once each"
+    assert len(rows) > 6
+    assert max(rows) <= 4096
+
+
+def test_damaged_answers_are_refused(tmp_path: Path) -> None:
+    none, mless = pair(3, 2, 12)
+    path = write_folder(tmp_path / "folder", answers_of({"none": none, "mless": mless}))
+    file = path / "answers.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(MlessError, match="is damaged, or not the table that was stored"):
+        asking(path)("answers")

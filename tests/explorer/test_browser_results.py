@@ -169,7 +169,8 @@ def test_sort_by_length(opened: Open) -> None:
     until(page, "location.hash.includes('sort=shortest')")
     ready(page)
     until(page, "document.querySelector('table.answers tbody tr').textContent.includes('12 tokens')")
-    lengths = [int(found[1]) for text in texts(page.locator("table.answers tbody tr td:nth-child(5)")) if (found := re.search(r"(\d+) token", text))]  # fmt: skip
+    cells = texts(page.locator("table.answers tbody tr td:nth-child(5)"))
+    lengths = [int(found[1]) for text in cells if (found := re.search(r"(\d+) token", text))]
     assert lengths == sorted(lengths)
     assert len(lengths) == 50
 
@@ -375,7 +376,17 @@ def test_marks_are_walked_by_arrows(opened: Open) -> None:
     assert page.locator(".tip .first").inner_text() != first
 
 
-@pytest.mark.parametrize("view", ["answers?folder=1", "answer?folder=1&item=sum-002", "likelihood?folder=3", "dose?folder=6", "multiverse?folder=8", "between?folder=3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        "answers?folder=1",
+        "answer?folder=1&item=sum-002",
+        "likelihood?folder=3",
+        "dose?folder=6",
+        "multiverse?folder=8",
+        "between?folder=3",
+    ],
+)
 def test_a_phone_needs_no_sideways_scrolling(opened: Open, view: str) -> None:
     page = opened(view, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page.wait_for_timeout(200)
@@ -384,7 +395,8 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Open, view: str) -> None:
 
 def test_dark_is_dark_and_can_be_read(opened: Open) -> None:
     page = opened("dose?folder=6", color_scheme="dark")
-    ground, ink = page.evaluate("[document.body, document.querySelector('svg .tick')].map((one, at) => getComputedStyle(one)[at ? 'fill' : 'backgroundColor'])")  # fmt: skip
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = page.evaluate("getComputedStyle(document.querySelector('svg .tick')).fill")
     light = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (ground, ink)]
     assert light[0] < 60
     assert light[1] > 120
@@ -417,7 +429,18 @@ def test_an_exported_file_filters_searches_and_diffs_offline(opened: Open, expor
     assert page.locator("del.gone").count() >= 1
 
 
-@pytest.mark.parametrize("view", ["likelihood?folder=2", "likelihood?folder=2&metric=contrast", "dose?folder=3", "placebo?folder=4", "multiverse?folder=5", "forest?folder=2", "between?folder=2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "view",
+    [
+        "likelihood?folder=2",
+        "likelihood?folder=2&metric=contrast",
+        "dose?folder=3",
+        "placebo?folder=4",
+        "multiverse?folder=5",
+        "forest?folder=2",
+        "between?folder=2",
+    ],
+)
 def test_an_exported_file_holds_every_picture(opened: Open, exported: str, view: str) -> None:
     page = opened(view, at=exported, offline=True)
     page.wait_for_selector("svg .mark")
@@ -436,6 +459,8 @@ def test_a_notebooks_frame_works_and_reaches_nothing(browser: Browser, paths: di
     inner.get_by_role("link", name="Likelihood", exact=True).click()
     inner.locator("main h1", has_text="Likelihood").wait_for(timeout=10_000)
     assert page.title() == "notebook"
-    reached = page.frames[1].evaluate("(() => { try { return parent.document.title } catch (fault) { return fault.name } })()")
+    reached = page.frames[1].evaluate(
+        "(() => { try { return parent.document.title } catch (fault) { return fault.name } })()"
+    )
     assert reached == "SecurityError"
     page.context.close()

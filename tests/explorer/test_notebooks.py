@@ -34,13 +34,21 @@ def shown(value: Any) -> str:
 
 def inside(frame: str) -> str:
     """The page in a frame. There is one frame and nothing else."""
-    match = re.fullmatch(r'<iframe title="[^"<]*" sandbox="(?:allow-scripts)?" [^<>]*srcdoc="([^"<>]*)"></iframe>', frame)
+    match = re.fullmatch(
+        r'<iframe title="[^"<]*" sandbox="(?:allow-scripts)?" [^<>]*srcdoc="([^"<>]*)"></iframe>', frame
+    )
     assert match, frame[:300]
     return html.unescape(match[1])
 
 
 def prompt(item: str = "1", text: str = "What is 1 + 2?") -> Prompt:
-    spans = (Span("start", 0, 1), Span("system", 1, 3), Span("filler", 3, 8), Span("question", 8, 12), Span("end", 12, 13))
+    spans = (
+        Span("start", 0, 1),
+        Span("system", 1, 3),
+        Span("filler", 3, 8),
+        Span("question", 8, 12),
+        Span("end", 12, 13),
+    )
     return Prompt(item, "mless", tuple(range(13)), spans, text)
 
 
@@ -51,7 +59,9 @@ def attention(received: float = 0.1) -> Attention:
     values = np.full(size, received, np.float32)
     values[..., -1] = np.nan
     count = np.zeros((2, 2, 13), np.int64)
-    return Attention(prompt(), [1, 2], [1, 2, 3], values, count, values[:, :, 0], mass, {1: "reference", 2: "reference"})
+    return Attention(
+        prompt(), [1, 2], [1, 2, 3], values, count, values[:, :, 0], mass, {1: "reference", 2: "reference"}
+    )
 
 
 def test_a_result_is_its_page_in_a_frame(tmp_path: Path) -> None:
@@ -153,7 +163,9 @@ def test_the_example_runs_and_what_it_shows_are_frames(capsys: pytest.CaptureFix
 
 
 @pytest.mark.notebook
-@pytest.mark.skipif(importlib.util.find_spec("nbclient") is None, reason="no nbclient; `make test-notebook` installs it")
+@pytest.mark.skipif(
+    importlib.util.find_spec("nbclient") is None, reason="no nbclient; `make test-notebook` installs it"
+)
 def test_the_example_runs_in_a_real_kernel() -> None:
     import nbclient
     import nbformat

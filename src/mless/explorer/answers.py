@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +14,17 @@ from jaxtyping import Bool, Float64, Int
 
 from mless.errors import BadFolder
 from mless.explorer.asking import NotThere, Query, request_text
+from mless.explorer.batches import batches
 from mless.explorer.diffing import word_diff
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.listing import page_of
 from mless.explorer.views import Chosen, View
 from mless.results.answers import StoredAnswers, shown_rows
-from mless.results.schemas import Answer
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
+
+T = TypeVar("T")
 
 Turned = Literal["right", "wrong", "stayed-right", "stayed-wrong", "stayed-mixed"]
 TURNED: tuple[Turned, ...] = get_args(Turned)
@@ -45,44 +48,64 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the list needs of a folder. It holds no texts, so 160,000 answers are a few megabytes."""
+    """What the list needs of a folder: numbers, and results cut short. It holds no answers' texts, so 160,000 of them take some 30 megabytes.
+
+    `rows` gives for each condition the row of `short` with an item's first sample, −1 where there is none.
+    """
 
     folder: StoredAnswers
     items: tuple[str, ...]
     places: Mapping[str, int]
     sides: Mapping[str, Side]
+    short: pa.Table
+    rows: Mapping[str, Int[np.ndarray, " items"]]
 
     @property
     def size(self) -> int:
         """Bytes, roughly."""
-        return len(self.items) * (24 * len(self.sides) + 200)
+        return len(self.items) * (32 * len(self.sides) + 200) + self.short.nbytes
 
 
 def index_of(folder: Folder) -> Index:
     """The index of a folder, kept while it does not change."""
-    return folder.kept("answers", lambda: _index(StoredAnswers(folder.path, folder.about())), lambda made: made.size)
+    return folder.kept("answers", lambda: _index(folder), lambda made: made.size)
 
 
-def _index(folder: StoredAnswers) -> Index:
-    table = folder.table("answers", ["condition", "item", "sample", "correct", "n_tokens"], newer=["stated"])
-    items = pa.array(folder.items, pa.string())
+def _index(folder: Folder) -> Index:
+    stored = StoredAnswers(folder.path, folder.about())
+    columns = ["condition", "item", "sample", "correct", "n_tokens", "extracted", "reference", "finish"]
+    table = pa.concat_tables([_cut_short(one) for one in batches(folder, "answers", columns, newer=["stated"])])
+    items = pa.array(stored.items, pa.string())
     places = pc.index_in(table["item"], value_set=items).to_numpy(zero_copy_only=False)
-    names = list(folder.conditions)
+    names = list(stored.conditions)
     which = pc.index_in(table["condition"], value_set=pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
-    correct, tokens = _numbers(table["correct"]), _numbers(table["n_tokens"])
+    correct, tokens, sample = (_numbers(table[name]) for name in ("correct", "n_tokens", "sample"))
     stated = _numbers(table["stated"]) if "stated" in table.column_names else np.full(len(correct), np.nan)
     found: dict[str, Side] = {}
+    rows: dict[str, Int[np.ndarray, " items"]] = {}
     for number, name in enumerate(names):
-        mine = which == number
-        if not mine.any():
+        mine = np.flatnonzero(which == number)
+        if not len(mine):
             continue
         at = places[mine].astype(np.int64)
         score, length, said = (_mean(at, values[mine], len(items)) for values in (correct, tokens, stated))
-        if folder.conditions[name].get("samples") is not None:  # a vote is right or wrong as a whole
-            votes = folder.scores(name)
-            score = np.array([votes.get(item, np.nan) for item in folder.items])
+        if stored.conditions[name].get("samples") is not None:  # a vote is right or wrong as a whole
+            votes = stored.scores(name)
+            score = np.array([votes.get(item, np.nan) for item in stored.items])
         found[name] = Side(score, length, said)
-    return Index(folder, tuple(folder.items), {item: at for at, item in enumerate(folder.items)}, found)
+        rows[name] = np.full(len(items), -1)
+        order = np.argsort(-sample[mine], kind="stable")  # the first sample is written last, and stays
+        rows[name][at[order]] = mine[order]
+    kept = [name for name in ("extracted", "reference", "finish", "stated") if name in table.column_names]
+    places_of = {item: at for at, item in enumerate(stored.items)}
+    return Index(stored, tuple(stored.items), places_of, found, table.select(kept).combine_chunks(), rows)
+
+
+def _cut_short(table: pa.Table) -> pa.Table:
+    for name in ("extracted", "reference"):
+        cut = pc.utf8_slice_codeunits(table[name], 0, SHORT + 1)
+        table = table.set_column(table.column_names.index(name), name, cut)
+    return table
 
 
 def _numbers(column: pa.ChunkedArray) -> Float64[np.ndarray, " rows"]:
@@ -134,10 +157,14 @@ class Pair:
         return np.where(np.isnan(change), -1, found)
 
 
+def _other(query: Query) -> Folder:
+    """The folder that is compared with; without `other` the same."""
+    return query.folders[query.whole("other", 1, len(query.folders), default=query.folder().number) - 1]
+
+
 def pair_of(query: Query) -> Pair:
     """The two sides that a query names: `folder` and `condition`, `other` (a folder) and `against`."""
-    mine = query.folder()
-    other: Folder = query.folders[query.whole("other", 1, len(query.folders), default=mine.number) - 1]
+    mine, other = query.folder(), _other(query)
     after = index_of(mine)
     before = after if other.number == mine.number else index_of(other)
     against = query.word("against", list(before.sides), default="none")
@@ -240,34 +267,63 @@ def _ordered(pair: Pair, turned: Int[np.ndarray, " items"], query: Query) -> Int
 
 def _matching(pair: Pair, text: str, query: Query) -> Bool[np.ndarray, " items"]:
     """Items where the text occurs, in small or large letters: in either answer, what was extracted, the reference, the question or the id."""
-    mine = query.folder()
-    other: Folder = query.folders[query.whole("other", 1, len(query.folders), default=mine.number) - 1]
-    found = _searched(mine, pair.condition, text) | _searched(other, pair.against, text)
+    found: set[str] = set()
+    for folder, conditions in _read_of(pair, query):
+        found.update(*_searched(folder, conditions, text).values())
     return np.array([item in found for item in pair.after.items])
 
 
-def _searched(folder: Folder, condition: str, text: str) -> frozenset[str]:
-    """The scan keeps only ids in memory."""
+def _read_of(pair: Pair, query: Query) -> list[tuple[Folder, list[str]]]:
+    """Which conditions of which folder a pair is: one scan of a table is enough for both."""
+    if pair.own:
+        return [(query.folder(), list(dict.fromkeys([pair.against, pair.condition])))]
+    return [(_other(query), [pair.against]), (query.folder(), [pair.condition])]
 
-    def has(column: str) -> Any:
-        return pc.match_substring(pc.field(column), text, ignore_case=True)
 
-    def scan() -> frozenset[str]:
-        where = (pc.field("condition") == condition) & (has("text") | has("item") | has("extracted") | has("reference"))
-        found = set(folder.table("answers", ["item"], where)["item"].to_pylist())
+def _at_once(
+    folder: Folder, key: str, conditions: Sequence[str], scan: Callable[[], Mapping[str, T]], size: Callable[[T], int]
+) -> dict[str, T]:
+    """Something of each condition, kept by itself, and made for all of them in one scan."""
+    made: dict[str, T] = {}
+
+    def of(name: str) -> T:
+        if name not in made:
+            made.update(scan())
+        return made[name]
+
+    return {name: folder.kept((key, name), functools.partial(of, name), size) for name in conditions}
+
+
+def _searched(folder: Folder, conditions: Sequence[str], text: str) -> dict[str, frozenset[str]]:
+    """Ids of the items, by condition. The texts pass through in batches."""
+
+    def has(table: pa.Table, columns: Sequence[str]) -> Any:
+        hits = [
+            pc.fill_null(pc.match_substring(table[name], text, ignore_case=True), fill_value=False) for name in columns
+        ]
+        return functools.reduce(pc.or_, hits)
+
+    def scan() -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {name: set() for name in conditions}
+        columns = ("text", "item", "extracted", "reference")
+        for batch in batches(folder, "answers", ["condition", *columns], only=conditions):
+            for row in batch.filter(has(batch, columns)).select(["condition", "item"]).to_pylist():
+                found[row["condition"]].add(row["item"])
         if folder.has("prompts"):
-            asked = (pc.field("condition") == "none") & has("text")
-            found |= set(folder.table("prompts", ["item"], asked)["item"].to_pylist())
-        return frozenset(found)
+            for batch in batches(folder, "prompts", ["condition", "item", "text"], only=["none"]):
+                asked = batch.filter(has(batch, ("text",)))["item"].to_pylist()
+                for ids in found.values():
+                    ids.update(asked)
+        return {name: frozenset(ids) for name, ids in found.items()}
 
-    return folder.kept(("search", condition, text), scan, lambda found: 100 + 100 * len(found))
+    return _at_once(folder, f"search {text}", conditions, scan, lambda ids: 100 + 100 * len(ids))
 
 
 def _rows(pair: Pair, turned: Int[np.ndarray, " items"], places: Sequence[int]) -> list[dict[str, Any]]:
     items = [pair.after.items[at] for at in places]
     first, second = pair.sides()
-    before = _short_answers(pair.before.folder, pair.against, items)
-    after = _short_answers(pair.after.folder, pair.condition, items)
+    before = _short_answers(pair.before, pair.against, items)
+    after = _short_answers(pair.after, pair.condition, items)
     asked = _short_questions(pair.after.folder, items)
     return [
         {
@@ -287,22 +343,20 @@ def _plain(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _short_answers(folder: StoredAnswers, condition: str, items: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of each item's first sample what was extracted; no text of an answer is read."""
-    where = (pc.field("condition") == condition) & pc.field("item").isin(pa.array(items, pa.string()))
-    columns = ["item", "sample", "extracted", "reference", "finish"]
-    rows: list[dict[str, Any]] = folder.table("answers", columns, where, newer=["stated"]).to_pylist()
+def _short_answers(index: Index, condition: str, items: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What was extracted of each item's first sample."""
     found: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["sample"]):
-        found.setdefault(
-            row["item"],
-            {
-                "extracted": _cut(row["extracted"], SHORT),
-                "reference": _cut(row["reference"], SHORT),
-                "cut_off": row["finish"] == "length",
-                "stated": row.get("stated"),
-            },
-        )
+    for item in items:
+        at = index.places.get(item, -1)
+        row = int(index.rows[condition][at]) if at >= 0 else -1
+        if row >= 0:
+            one = {name: index.short[name][row].as_py() for name in index.short.column_names}
+            found[item] = {
+                "extracted": _cut(one["extracted"], SHORT),
+                "reference": _cut(one["reference"], SHORT),
+                "cut_off": one["finish"] == "length",
+                "stated": one.get("stated"),
+            }
     return found
 
 
@@ -325,15 +379,12 @@ def _item(query: Query) -> dict[str, Any]:
     pair = pair_of(query)
     at = _place(pair, query)
     item = pair.after.items[at]
-    before = pair.before.folder.answers(pair.against, [item]).get(item, [])
-    after = pair.after.folder.answers(pair.condition, [item]).get(item, [])
+    before, after = _answers(pair, query, item)
     sample = query.whole("sample", 1, max(len(before), len(after), 1), default=_telling(before, after))
     sides = [answers[min(sample, len(answers)) - 1] if answers else None for answers in (before, after)]
-    texts = [_cut("" if side is None else side.text, LONG) or "" for side in sides]
+    texts = [_cut("" if side is None else side["text"], LONG) or "" for side in sides]
     turned = pair.turned()[at]
     folder = pair.after.folder
-    stated = {name: _stated(index.folder, condition, item) for name, index, condition in (
-        ("before", pair.before, pair.against), ("after", pair.after, pair.condition))}  # fmt: skip
     return {
         "item": item,
         "number": at + 1,
@@ -345,10 +396,10 @@ def _item(query: Query) -> dict[str, Any]:
         "other_title": pair.before.folder.title,
         "turned": TURNED[turned] if turned >= 0 else None,
         "question": _cut(folder.questions([item]).get(item), LONG),
-        "reference": _cut(next((side.reference for side in sides if side), None), LONG),
+        "reference": _cut(next((side["reference"] for side in sides if side), None), LONG),
         "grader": folder.settings.get("grader"),
-        "before": _side(before, sides[0], stated["before"]),
-        "after": _side(after, sides[1], stated["after"]),
+        "before": _side(before, sides[0]),
+        "after": _side(after, sides[1]),
         "sample": sample,
         "samples": max(len(before), len(after)),
         "diff": [list(piece) for piece in word_diff(*texts)],
@@ -381,39 +432,84 @@ def _near(query: Query) -> dict[str, Any]:
     }
 
 
-def _telling(before: Sequence[Answer], after: Sequence[Answer]) -> int:
+def _telling(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> int:
     """The first sample whose judgement differs; else the first."""
     for number, (old, new) in enumerate(zip(before, after, strict=False), start=1):
-        if old.correct != new.correct:
+        if old["correct"] != new["correct"]:
             return number
     return 1
 
 
-def _stated(folder: StoredAnswers, condition: str, item: str) -> dict[int, dict[str, Any]]:
-    where = (pc.field("condition") == condition) & (pc.field("item") == item)
-    rows: list[dict[str, Any]] = folder.table("answers", ["sample"], where, newer=["stated", "disagree"]).to_pylist()
-    return {row["sample"]: row for row in rows}
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """All answers of a condition in full, and the rows of each item in the samples' order."""
+
+    table: pa.Table
+    rows: Mapping[str, list[int]]
 
 
-def _side(
-    answers: Sequence[Answer], one: Answer | None, stated: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any] | None:
+_COLUMNS = [
+    "condition",
+    "item",
+    "sample",
+    "text",
+    "extracted",
+    "correct",
+    "why",
+    "n_tokens",
+    "finish",
+    "reference",
+    "how",
+]
+
+
+def _texts(folder: Folder, conditions: Sequence[str]) -> dict[str, Texts]:
+    """The texts of conditions: read once, in batches, and kept while there is room."""
+
+    def scan() -> dict[str, Texts]:
+        found: dict[str, list[pa.Table]] = {name: [] for name in conditions}
+        for batch in batches(folder, "answers", _COLUMNS, newer=["stated", "disagree"], only=conditions):
+            for name, parts in found.items():
+                rows = batch.filter(pc.equal(batch["condition"], name)).drop_columns(["condition"])
+                parts += [rows] if len(rows) or not parts else []
+        return {name: _by_item(pa.concat_tables(parts).combine_chunks()) for name, parts in found.items()}
+
+    return _at_once(folder, "texts", conditions, scan, lambda made: made.table.nbytes + 200 * len(made.rows))
+
+
+def _by_item(table: pa.Table) -> Texts:
+    rows: dict[str, list[int]] = {}
+    items = table["item"].to_pylist()
+    for row in pc.sort_indices(table, [("sample", "ascending")]).to_pylist():
+        rows.setdefault(items[row], []).append(row)
+    return Texts(table, rows)
+
+
+def _answers(pair: Pair, query: Query, item: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """An item's answers on both sides, in the samples' order."""
+    read = [_texts(folder, conditions) for folder, conditions in _read_of(pair, query)]
+    found = [read[0][pair.against], read[-1][pair.condition]]
+    before, after = (one.table.take(one.rows.get(item, [])).to_pylist() for one in found)
+    return before, after
+
+
+def _side(answers: Sequence[Mapping[str, Any]], one: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if one is None:
         return None
-    known = stated.get(one.sample, {})
+    text = one["text"] or ""
     return {
-        "correct": one.correct,
-        "right": sum(answer.correct for answer in answers),
+        "correct": bool(one["correct"]),
+        "right": sum(bool(answer["correct"]) for answer in answers),
         "samples": len(answers),
-        "extracted": _cut(one.extracted, LONG),
-        "how": one.how,
-        "why": _cut(one.why, LONG),
-        "stated": known.get("stated"),
-        "disagree": known.get("disagree"),
-        "tokens": one.n_tokens,
-        "cut_off": one.finish == "length",
-        "length": len(one.text),
-        "left_out": max(0, len(one.text) - LONG + 1) if len(one.text) > LONG else 0,
+        "extracted": _cut(one["extracted"], LONG),
+        "how": one["how"] or "",
+        "why": _cut(one["why"] or "", LONG),
+        "stated": one.get("stated"),
+        "disagree": one.get("disagree"),
+        "tokens": one["n_tokens"],
+        "cut_off": one["finish"] == "length",
+        "length": len(text),
+        "left_out": max(0, len(text) - LONG + 1) if len(text) > LONG else 0,
     }
 
 

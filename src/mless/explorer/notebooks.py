@@ -18,6 +18,7 @@ from mless.capture import Attention
 from mless.errors import MlessError
 from mless.explorer import exporting
 from mless.explorer.asking import request_text
+from mless.explorer.server import page_files
 from mless.results.comparing import Comparison
 from mless.results.escaping import visible
 from mless.study import Outcome
@@ -29,20 +30,6 @@ HEIGHT, LOW = 640, 320
 MOST_MB = 8.0
 #: Tokens of a prompt that are drawn, and characters of its text that are shown.
 MOST_TOKENS, MOST_TEXT = 4000, 6000
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --page: #fff; --start: #bdbdbd; --system: #8fcbee; --filler: #f0a26b;
-  --question: #5aa9dc; --end: #d9cb4a; --amount: 0, 114, 178; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e7e9ec; --soft: #a4abb3; --line: #3a3f45; --page: #16181b; --start: #6d6d6d; --system: #2f7399;
-  --filler: #b35a14; --question: #0f6ba3; --end: #8a8113; --amount: 86, 180, 233; } }
-body { margin: 0; padding: .8rem 1rem; background: var(--page); color: var(--ink); font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-h1 { font-size: 1.05rem; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); } .wide { overflow-x: auto; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 5px; padding: .6rem; margin: .6rem 0; max-height: 12rem; overflow: auto; }
-table { border-collapse: collapse; font-size: .85rem; } th, td { text-align: left; padding: .1rem .8rem .1rem 0; } td.c { width: 1.5rem; min-width: 1.1rem; height: 1.2rem; padding: 0; border: 1px solid var(--page); }
-svg { display: block; max-width: 100%; } .start { fill: var(--start); } .system { fill: var(--system); } .filler { fill: var(--filler); } .question { fill: var(--question); } .end { fill: var(--end); }
-i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .3em; } li { display: inline-block; margin-right: 1rem; } ul { padding: 0; margin: .3rem 0; }
-i.start { background: var(--start); } i.system { background: var(--system); } i.filler { background: var(--filler); } i.question { background: var(--question); } i.end { background: var(--end); }
-"""
 
 
 def html_of(value: object) -> str:
@@ -101,7 +88,7 @@ def _small(body: str) -> str:
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<style>{_STYLE}</style></head><body>{body}</body></html>"
+        f"<style>{page_files()['frame.css'].decode()}</style></head><body>{body}</body></html>"
     )
 
 
@@ -175,7 +162,9 @@ def _bars(found: Attention, layer: int, head: int) -> str:
         for at, (value, name) in enumerate(zip(values.tolist(), names, strict=True))
         if at and math.isfinite(value)
     )
-    more = f" {len(found.prompt) - MOST_TOKENS:,} further tokens are left out." if len(found.prompt) > MOST_TOKENS else ""
+    more = (
+        f" {len(found.prompt) - MOST_TOKENS:,} further tokens are left out." if len(found.prompt) > MOST_TOKENS else ""
+    )
     return (
         f'<svg viewBox="0 0 1000 122" width="1000" height="122" preserveAspectRatio="none" role="img" aria-label="Received attention by token">{bars}</svg>'
         f'<p class="soft">The highest is {top:.4f}.{more}</p>'

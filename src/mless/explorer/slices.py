@@ -199,7 +199,7 @@ def shares(folder: Folder) -> Shares | None:
 def _read_shares(folder: Folder) -> Shares:
     file = folder.path / "shares.parquet"
     gate = TableGate(file, folder.about(), whole=False)
-    _check_digest(folder, file)
+    check_digest(folder, file)
     names = ["condition", "item", "queries"]
     table = gate.read(
         lambda: pq.read_table(
@@ -237,7 +237,7 @@ def _indices(column: pa.ChunkedArray, wanted: Sequence[str], gate: TableGate) ->
     return found.to_numpy()
 
 
-def _check_digest(folder: Folder, file: Path) -> None:
+def check_digest(folder: Folder, file: Path) -> None:
     """Refuse a table that is not the one study.json lists. Folders of before list none."""
     about = folder.about()
     known = [(about.get(key) or {}).get(file.stem) for key in ("tables", "tables_next")]
