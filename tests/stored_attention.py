@@ -146,11 +146,12 @@ class _Folder:
         rng = np.random.default_rng((self.seed, n, 7))
         original = np.array([span != "filler" for span in names])
         rows = self.layers * self.heads * len(QUERIES)
-        base = rng.lognormal(-4, 1, (self.layers, self.heads, 1, int(original.sum()))).astype(np.float32)
+        shape = (self.layers, self.heads, len(QUERIES), int(original.sum()))
+        base = np.exp(rng.standard_normal(shape, np.float32) - 4)
         if condition != "none":
             base = base * self.factor(condition, n)[:, :, None, None].astype(np.float32)
-        values = np.full((self.layers, self.heads, len(QUERIES), len(tokens)), 0.01, np.float32)
-        values[..., original] = np.repeat(base, len(QUERIES), axis=2)
+        values = 0.01 * rng.random((*shape[:3], len(tokens)), np.float32)
+        values[..., original] = base
         values[..., -1] = np.nan
         values = values.reshape(rows, len(tokens))
         layer = np.repeat(np.arange(1, self.layers + 1), self.heads * len(QUERIES))

@@ -106,7 +106,7 @@ def make_app(folders: Folders, token: str) -> Starlette:
     def broken(request: Request, fault: Exception) -> Response:
         return _said(500, "this is a defect of mless; please report it with what the terminal shows")
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/{token}/", file),
             Route("/{token}/page/{name}", file),
@@ -115,6 +115,8 @@ def make_app(folders: Folders, token: str) -> Starlette:
         middleware=[Middleware(Guard)],
         exception_handlers={404: nothing, 405: nothing, 500: broken},
     )
+    app.router.redirect_slashes = False  # an address is known or not
+    return app
 
 
 def _json(status: int, content: Mapping[str, Any]) -> Response:
@@ -209,6 +211,7 @@ def _bound(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((LOOPBACK, port))
+        found.listen(128)  # from now on a browser that is too quick waits instead of being refused
     except OSError as fault:
         found.close()
         raise EngineFault(
