@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import html
+import importlib
 import importlib.util
 import json
 import re
@@ -167,9 +168,8 @@ def test_the_example_runs_and_what_it_shows_are_frames(capsys: pytest.CaptureFix
     importlib.util.find_spec("nbclient") is None, reason="no nbclient; `make test-notebook` installs it"
 )
 def test_the_example_runs_in_a_real_kernel() -> None:
-    import nbclient
-    import nbformat
-
+    nbclient: Any = importlib.import_module("nbclient")
+    nbformat: Any = importlib.import_module("nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     pages = [out["data"]["text/html"] for cell in notebook.cells for out in cell.get("outputs", ()) if "text/html" in out.get("data", {})]  # fmt: skip
