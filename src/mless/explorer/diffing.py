@@ -27,8 +27,9 @@ def word_diff(before: str, after: str) -> list[tuple[Kind, str]]:
     first, second = _WORD.findall(before), _WORD.findall(after)
     rest = ["".join(words[MOST_WORDS:]) for words in (first, second)]
     found: list[tuple[Kind, str]] = []
-    pieces: list[tuple[Kind, Sequence[str]]] = [*_compared(first[:MOST_WORDS], second[:MOST_WORDS])]
-    pieces += [("gone", rest[:1]), ("new", rest[1:])]
+    pieces: list[tuple[Kind, Sequence[str]]] = list(_compared(first[:MOST_WORDS], second[:MOST_WORDS]))
+    pieces.append(("gone", rest[:1]))
+    pieces.append(("new", rest[1:]))
     for kind, words in pieces:
         text = "".join(words)
         if text and found and found[-1][0] == kind:
