@@ -183,7 +183,7 @@ export const view = {
       h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, curves, items);
 
     const keys = (event) => {
-      if (event.target.closest?.("canvas, input, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (document.querySelector("dialog[open]") || event.target.closest?.("canvas, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
       const [l, c] = [map.layers.indexOf(layer), map.columns.indexOf(head)];
       const next = { ArrowRight: { head: map.columns[c + 1] }, ArrowLeft: { head: map.columns[c - 1] }, ArrowDown: { layer: map.layers[l + 1] }, ArrowUp: { layer: map.layers[l - 1] } }[event.key];
       if (event.key === "p") proof();

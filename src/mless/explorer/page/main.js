@@ -59,7 +59,7 @@ function showKeys() {
   help.showModal();
 }
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("input, textarea, select")) return;
   const { view, values } = readAddress();
   if (event.key === "?") showKeys();
@@ -69,7 +69,7 @@ function onKey(event) {
     if (name) go(name, { folder: values.folder });
   } else if ((event.key === "[" || event.key === "]") && folders.length > 1) {
     const now = Number(values.folder ?? 1) + (event.key === "]" ? 1 : -1);
-    if (now >= 1 && now <= folders.length) go(view, { folder: now });
+    if (now >= 1 && now <= folders.length) go(VIEWS[view]?.inside ?? view, { folder: now });
   } else if (event.key === "Escape" && view !== "start") {
     const up = VIEWS[view]?.up?.(values) ?? ["start", {}];
     go(up[0], up[1]);
@@ -90,7 +90,7 @@ function drawMenu(view, values) {
     h("a", { href: addressOf(name, { folder: values.folder }), "aria-current": name === top ? "page" : null }, VIEWS[name].title)));
   clear(chooser);
   if (folders.length > 1 && view !== "start") {
-    const select = h("select", { "aria-label": "Result folder", onchange: () => go(view, { folder: select.value }) },
+    const select = h("select", { "aria-label": "Result folder", onchange: () => go(VIEWS[view]?.inside ?? view, { folder: select.value }) },
       folders.map((one) => h("option", { value: one.number, selected: one.number === Number(values.folder ?? 1) },
         one.model ? `${one.model} · ${one.task} · ${one.name}` : one.name)));
     chooser.append(select);

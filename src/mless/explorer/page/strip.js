@@ -226,7 +226,7 @@ export const view = {
     readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
     place.addEventListener("placed", () => canvas.focus({ preventScroll: true }));
     const keys = (event) => {
-      if (event.target.closest?.("input, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (document.querySelector("dialog[open]") || event.target.closest?.("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "n") step(1);
       else if (event.key === "b") step(-1);
       else if (event.key === "p") proof();
