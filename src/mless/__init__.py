@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mless.engines import Decoding, Reply, Request
     from mless.engines.hf import HfEngine
     from mless.errors import MlessError
+    from mless.explorer import show
     from mless.figures import draw
     from mless.models import LoadedModel, load
     from mless.prompting import align
@@ -68,6 +69,7 @@ _MODULE_OF = {
     "register": "mless.registry",
     "retained": "mless.study.direct",
     "run": "mless.study.direct",
+    "show": "mless.explorer",
     "verdict_lines": "mless.study",
     "verify": "mless.study.verifying",
 }
@@ -108,6 +110,7 @@ __all__ = [
     "register",
     "retained",
     "run",
+    "show",
     "verdict_lines",
     "verify",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,16 @@ WHOLE_PROMPT = 131_072
 
 #: A change of accuracy smaller than this would not matter, as a share: two points.
 USUAL_MARGIN = 0.02
+
+
+class Shown:
+    """A value that notebooks show as a page in a frame."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        # By name: what draws it stands above everything that is shown.
+        return importlib.import_module("mless.explorer.notebooks").html_of(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +319,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Shown):
     """Token ids with the spans that partition them."""
 
     item: str

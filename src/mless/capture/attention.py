@@ -25,7 +25,7 @@ from mless.capture.seam import Call, LazyMask, Mask, attending
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture, first_line
 from mless.models import LoadedModel
 from mless.models.seams import among, attention_layers, attention_modules
-from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, WHOLE_PROMPT, Prompt, head_name, numbers_of
+from mless.values import MASS_NAMES, QUERY_SETS, SPAN_NAMES, WHOLE_PROMPT, Prompt, Shown, head_name, numbers_of
 
 #: Tokens in the parts of a prompt that is too long for one forward.
 _PART = 16384
@@ -36,7 +36,7 @@ _KEPT_ON_DEVICE = 1 << 22
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Shown):
     """One prompt's capture: what each token received, for both query sets, and where the original queries looked.
 
     `received` is a mean, NaN where `n` is 0; `uniform` is the same statistic for a head that spreads evenly over what it sees.

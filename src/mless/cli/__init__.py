@@ -17,11 +17,13 @@ import typer
 from mless import __version__
 from mless.cli.command_compare import compare
 from mless.cli.command_doctor import doctor
+from mless.cli.command_export import export
 from mless.cli.command_figure import figure
 from mless.cli.command_import import import_
 from mless.cli.command_models import models
 from mless.cli.command_plan import plan
 from mless.cli.command_run import run
+from mless.cli.command_show import show
 from mless.cli.command_studies import studies
 from mless.cli.command_tune import tune
 from mless.cli.command_verify import verify
@@ -44,6 +46,8 @@ _LESS = (
 # In the order of the help.
 _COMMANDS = {
     "run": run,
+    "show": show,
+    "export": export,
     "figure": figure,
     "compare": compare,
     "tune": tune,

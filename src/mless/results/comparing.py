@@ -23,6 +23,7 @@ from mless.limits import STUDY_BYTES
 from mless.registry import near
 from mless.results.reading import StoredStudy, measured_in, read_about
 from mless.results.readouts import CIRCUMSTANCES, READOUTS, Reading, Readout, Scale, readouts_of
+from mless.values import Shown
 
 #: Of a stored condition, what has to agree. ARM's parameters are chosen for each model; ids of a filler belong to a tokenizer.
 _OF_CONDITION = (
@@ -54,7 +55,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """What `compare` found: the readout, what it was read from, and a block a condition."""
 
     readout: str
@@ -243,22 +244,28 @@ def _check_fit(
     folders: Sequence[StoredStudy], row: Readout, name: str, wanted: Sequence[str], layer: int | None
 ) -> None:
     first = folders[0]
-    mine = _asked_by(first, row, wanted, layer)
     for other in folders[1:]:
-        theirs = _asked_by(other, row, wanted, layer)
-        different = [key for key in dict.fromkeys((*mine, *theirs)) if mine.get(key) != theirs.get(key)]
-        if "items" in different:  # checksums are over all items, so other items change them too
-            different = [key for key in different if key not in _CHECKSUMS]
+        different = list(
+            differences(_asked_by(first, row, wanted, layer), _asked_by(other, row, wanted, layer)).values()
+        )
         if different:
-            shown = "; ".join(_difference(key, mine.get(key), theirs.get(key)) for key in different[:4])
             more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
             raise BadFolder(
-                f"{other.path} does not fit {first.path}: they differ in {shown}{more}. Their {name} would not be of one thing; {_ONE_STUDY}"
+                f"{other.path} does not fit {first.path}: they differ in {'; '.join(different[:4])}{more}. Their {name} would not be of one thing; "
+                f"{_ONE_STUDY}"
             )
 
 
-def _asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: int | None) -> dict[str, Any]:
-    """What a folder's study asked of its model, by name."""
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
+    """What differs between what two studies asked (`asked_of`), each in words."""
+    different = [key for key in dict.fromkeys((*mine, *theirs)) if mine.get(key) != theirs.get(key)]
+    if "items" in different:  # checksums are over all items, so other items change them too
+        different = [key for key in different if key not in _CHECKSUMS]
+    return {key: _difference(key, mine.get(key), theirs.get(key)) for key in different}
+
+
+def asked_of(folder: StoredStudy, wanted: Sequence[str]) -> dict[str, Any]:
+    """What a folder's study asked under these conditions, whatever it measured, by name."""
     about, study = folder.about, folder.study
     found: dict[str, Any] = {
         "task": about.get("task"),
@@ -276,6 +283,13 @@ def _asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: i
         condition = folder.conditions[name]
         found |= {f"{key} of condition {name}": condition.get(key) or None for key in _OF_CONDITION}
         found[f"ARM in condition {name}"] = bool(condition.get("arm"))
+    return found
+
+
+def _asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: int | None) -> dict[str, Any]:
+    """The same, with the settings of what is read out."""
+    study = folder.study
+    found = asked_of(folder, wanted)
     for field in row.fields:
         if field != "layers" or layer is None:
             found[field] = study.get(field)

@@ -13,7 +13,7 @@ from mless.results.storing import Tables
 from mless.study.grouping import in_batches, in_groups
 from mless.study.identity import digest, unit_name
 from mless.study.spec import CPU_GROUP, GPU_GROUP, StudySpec
-from mless.values import Condition, Item, Prompt
+from mless.values import Condition, Item, Prompt, Shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Shown):
     """Where the results are, and whether this call computed any of them; `fresh` where it wrote their tables."""
 
     folder: Path

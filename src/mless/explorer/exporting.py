@@ -1,0 +1,156 @@
+"""The explorer as one file: the page, its modules put together, and a bounded number of answers. It works from disk, without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mless.errors import BadStudy
+from mless.explorer.asking import NotThere, read_request
+from mless.explorer.folders import Folders
+from mless.explorer.server import page_files
+from mless.explorer.views import VIEWS, Chosen, answer, view
+from mless.results.folder import write_atomically
+from mless.values import parse_numbers
+
+_FIRST = "main.js"
+_IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([a-z_]+\.js)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za-z_]+)", re.MULTILINE)
+_LEFT = re.compile(r"^\s*(?:import|export)\b", re.MULTILINE)
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A page that is ready to be written: its text, and how many requests it answers."""
+
+    text: bytes
+    answers: int
+
+    @property
+    def megabytes(self) -> float:
+        return len(self.text) / _MEGABYTE
+
+
+def compose(
+    results: Sequence[str | os.PathLike[str]], *, items: str = "1-3", heads: int = 3, max_mb: float = 30
+) -> Exported:
+    """The page with all maps and answers, and the strips of these items in the most shifted heads of each layer. Nothing is written.
+
+    Refused where it would be larger than `max_mb` megabytes.
+    """
+    folders = Folders([Path(one) for one in results], patient=True)
+    chosen = Chosen(_items(items, folders), heads)
+    limit = int(max_mb * _MEGABYTE)
+    page = _page({})
+    size, parts = len(page), dict[str, str]()
+    for request in _requests(folders, chosen):
+        found = _encoded(folders, request)
+        if found is None:
+            continue
+        parts[request] = found
+        size += len(request) + len(found) + 6
+        if size > limit:
+            raise BadStudy(
+                f"the page would be larger than {max_mb:g} MB: it holds {len(parts)} answers so far, and there are more; choose fewer items (--items 1), "
+                f"fewer heads (--heads 1) or fewer folders, or allow more with --max-mb {max_mb * 4:g}"
+            )
+    return Exported(_page(parts), len(parts))
+
+
+def write(exported: Exported, out: Path) -> None:
+    """Write the page, whole or not at all."""
+    write_atomically(out, exported.text)
+
+
+def _items(given: str, folders: Folders) -> dict[int, tuple[int, ...]]:
+    """Items such as 1-3,7 by folder. A folder with fewer items holds those it has, so that several can be exported at once."""
+    counts = {folder.number: len(folder.about().get("items") or ()) for folder in folders}
+    asked = [] if given == "none" else parse_numbers(given, max(counts.values()), "item", "the largest folder's")
+    return {number: tuple(one for one in asked if one <= count) for number, count in counts.items()}
+
+
+def _requests(folders: Folders, chosen: Chosen) -> Iterator[str]:
+    for name in VIEWS:
+        yield from dict.fromkeys(view(name).exported(folders, chosen))
+
+
+def _encoded(folders: Folders, request: str) -> str | None:
+    """An answer as JSON that can stand inside a page; None where there is nothing to answer."""
+    try:
+        found = answer(folders, *read_request(request))
+    except NotThere:
+        return None
+    return _json(found)
+
+
+def _json(value: Any) -> str:
+    """No sign of it ends a script or begins markup."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def _page(answers: Mapping[str, str]) -> bytes:
+    files = {name: content.decode() for name, content in page_files().items()}
+    script, style = bundle(files), files["style.css"] + files["results.css"]
+    for name, text in (("script", script), ("style", style)):
+        assert f"</{name}" not in text.lower()  # it would end too early
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    data = "{" + ",".join(f"{_json(request)}:{content}" for request, content in answers.items()) + "}"
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="referrer" content="no-referrer">\n<title>mless</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n'
+        "<noscript>This page needs JavaScript.</noscript>\n"
+    )
+    end = (
+        f'\n<script id="answers" type="application/json">{data}</script>\n<script>{script}</script>\n</body>\n</html>\n'
+    )
+    return (head + end).encode()
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def bundle(files: Mapping[str, str]) -> str:
+    """The modules as one script: each becomes a function that is called once, those it imports before it."""
+    order: list[str] = []
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ValueError(f"modules import each other in a circle: {' → '.join((*above, name))}")
+        if name not in order:
+            for _, wanted in _IMPORT.findall(files[name]):
+                visit(wanted, (*above, name))
+            order.append(name)
+
+    visit(_FIRST, ())
+    return '"use strict";\n' + "\n".join(_wrapped(name, files[name]) for name in order)
+
+
+def _wrapped(name: str, text: str) -> str:
+    exports = _EXPORT.findall(text)
+    text = _IMPORT.sub(lambda found: f"const {{ {found[1].replace(' as ', ': ')} }} = {_variable(found[2])};", text)
+    text = _EXPORT.sub(lambda found: found[0].removeprefix("export "), text)
+    if (left := _LEFT.search(text)) is not None:
+        raise ValueError(f"{name}: this import or export is not understood: {text[left.start() :].strip()[:80]!r}")
+    return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exports)} }};\n}})();"
+
+
+def _variable(name: str) -> str:
+    return "module_" + name.removesuffix(".js")

@@ -1,0 +1,119 @@
+"""One head: its shares, its curve by position without and with filler, and its items by how far they shift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mless.explorer.asking import NotThere, Query, numbers, request_text
+from mless.explorer.folders import Folder, Folders
+from mless.explorer.slices import QUERIES, shares, sums
+from mless.explorer.views import Chosen, View
+from mless.results.escaping import visible
+from mless.results.wording import random_is_yardstick
+
+#: A mean of fewer items than this is not drawn, as in the figures.
+_FEWEST = 10
+
+
+def asked_head(query: Query) -> tuple[Folder, str, int, int, str]:
+    """Folder, condition, layer, head and query set of a request. A head that was not captured is not there."""
+    folder = query.folder()
+    if not folder.has("retained"):
+        raise NotThere(f"{folder.name} holds no attention: its study measured {folder.measured}")
+    condition = query.word("condition", [one for one in folder.study.conditions if one != "none"])
+    layer, head = query.whole("layer", 1, 10_000), query.whole("head", 1, 10_000)
+    captured = folder.kept("captured", lambda: folder.attention.captured())
+    if head not in captured.get(layer, ()):
+        raise NotThere(f"layer {layer} head {head} was not captured in {folder.name}")
+    return folder, condition, layer, head, query.word("queries", QUERIES, default="original")
+
+
+def _head(query: Query) -> Mapping[str, Any]:
+    """The items of a head by shift: the furthest from 1 first."""
+    folder, condition, layer, head, queries = asked_head(query)
+    found = shares(folder)
+    of = None if found is None else found.of(condition, queries, layer, head)
+    study = folder.study
+    beside = random_is_yardstick(condition, study.conditions)
+    text = found.of("random", queries, layer, head) if found is not None and beside else None
+    answer: dict[str, Any] = {
+        "layer": layer,
+        "head": head,
+        "items": len(study.items),
+        "prompts": folder.has("prompts"),
+        "curves": folder.has("attention", "prompts"),
+    }
+    if of is None:
+        return answer | {"shifts": None}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        far = np.abs(np.log(of[0].astype(float)))
+    order = np.argsort(np.where(np.isfinite(far), -far, np.inf), kind="stable")
+    ids = study.items
+    return answer | {
+        "shifts": {
+            "number": [int(at) + 1 for at in order],
+            "item": [visible(ids[at], keep="") for at in order.tolist()],
+            "retained": numbers(of[0][order]),
+            "epsilon": numbers(of[1][order]),
+            "uniform": numbers(of[2][order]),
+            "random": None if text is None else numbers(text[0][order]),
+        }
+    }
+
+
+def _curve(query: Query) -> Mapping[str, Any]:
+    """Mean and band by aligned position, over the items read so far."""
+    folder, condition, layer, head, queries = asked_head(query)
+    study = folder.study
+    names = {"without": "none", "with": condition}
+    if random_is_yardstick(condition, study.conditions):
+        names["text"] = "random"
+    count = len(study.items)
+    fewest = _FEWEST if count >= _FEWEST else max(1, -(-count // 2))
+    first = int(folder.attention.omit_first)
+    curves: dict[str, Any] = {}
+    read = []
+    # The last one asked for is read first.
+    added = {role: sums(folder, name, layer, wait=0.05) for role, name in reversed(names.items())}
+    for role in names:
+        one = added[role]
+        found = None if one is None else one.curve(queries, layer, head)
+        if one is None or found is None:
+            raise NotThere(f"{folder.name} holds no attention by token and prompts, so it has no curves")
+        read.append((one.read, one.complete))
+        enough = found["n"] >= (fewest if one.complete else min(fewest, max(2, one.read // 2)))
+        last = int(np.flatnonzero(enough).max(initial=first)) + 1
+        curves[role] = {
+            name: numbers(np.where(enough, found[name], np.nan)[first:last]) for name in ("mean", "lo", "hi")
+        } | {"n": found["n"][first:last]}
+    return {
+        "first": first,
+        "items": count,
+        "read": min(one for one, _ in read),
+        "complete": all(done for _, done in read),
+        "curves": curves,
+    }
+
+
+def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
+    """All heads' items, and the curves of the heads that an export holds strips of."""
+    from mless.explorer.strip import heads_shown
+
+    for folder in folders:
+        for condition, layer, head in heads_shown(folder, chosen):
+            values = {
+                "folder": folder.number,
+                "condition": condition,
+                "layer": layer,
+                "head": head,
+                "queries": "original",
+            }
+            yield request_text("head", **values)
+            if folder.has("attention", "prompts"):
+                yield request_text("head/curve", **values)
+
+
+VIEW = View("Head", {"head": _head, "head/curve": _curve}, exported=_exported)

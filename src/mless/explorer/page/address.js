@@ -1,0 +1,31 @@
+// The address holds the state: #view?key=value. A link shows the same view; back and forward work.
+
+export function readAddress(hash = location.hash) {
+  const [name, rest] = hash.replace(/^#/, "").split("?", 2);
+  const values = {};
+  for (const [key, value] of new URLSearchParams(rest ?? "")) values[key] = value;
+  return { view: name || "start", values };
+}
+
+export function addressOf(view, values) {
+  const given = Object.entries(values ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const text = given.map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(value)}`).join("&");
+  return `#${view}${text ? `?${text}` : ""}`;
+}
+
+// Go to a view. With `replace` the step back is not kept: for small choices such as a moved cursor.
+export function go(view, values, { replace = false } = {}) {
+  const hash = addressOf(view, values);
+  if (hash === location.hash) return;
+  if (replace) {
+    history.replaceState(null, "", hash);
+    dispatchEvent(new HashChangeEvent("hashchange"));
+  } else {
+    location.hash = hash;
+  }
+}
+
+// Note a choice in the address without drawing the view anew.
+export function note(view, values) {
+  history.replaceState(null, "", addressOf(view, values));
+}

@@ -1,0 +1,45 @@
+// Numbers as people read them. A number that is none is a dash.
+
+const missing = (value) => value === null || value === undefined || Number.isNaN(value);
+const signed = (text) => text.replace("-", "−");
+
+export function fixed(value, digits = 2) {
+  return missing(value) ? "–" : signed(value.toFixed(digits));
+}
+
+// Three significant digits, for numbers of any size.
+export function short(value) {
+  if (missing(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return signed(size >= 0.001 && size < 10000 ? String(Number(value.toPrecision(3))) : value.toExponential(1));
+}
+
+export function interval(lo, hi, digits = 2) {
+  return missing(lo) || missing(hi) ? "" : ` [${fixed(lo, digits)}, ${fixed(hi, digits)}]`;
+}
+
+export function pValue(p) {
+  if (missing(p)) return "–";
+  return p < 0.001 ? "< 0.001" : p < 0.1 ? p.toFixed(3) : p.toFixed(2);
+}
+
+export function pWords(p) {
+  const shown = pValue(p);
+  return shown === "–" ? "p unknown" : shown.startsWith("<") ? `p ${shown}` : `p = ${shown}`;
+}
+
+export function headName(layer, head) {
+  return head ? `L${layer}H${head}` : `layer ${layer}`;
+}
+
+// One line of CSV a row. A cell that a spreadsheet would compute gets an apostrophe.
+export function csv(rows) {
+  const cell = (value) => {
+    if (missing(value)) return "";
+    if (typeof value === "number") return String(value);
+    const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}

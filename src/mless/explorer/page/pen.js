@@ -1,0 +1,122 @@
+// One set of strokes for a canvas and for SVG, so that a copied picture is the one on the screen.
+
+import { svg } from "./dom.js";
+
+const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
+export const MONO = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "Noto Sans Mono", monospace';
+
+export class CanvasPen {
+  constructor(canvas, width, height) {
+    const ratio = devicePixelRatio || 1;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    this.to = canvas.getContext("2d");
+    this.to.scale(ratio, ratio);
+    this.to.clearRect(0, 0, width, height);
+  }
+
+  rect(x, y, width, height, fill) {
+    this.to.fillStyle = fill;
+    this.to.fillRect(x, y, width, height);
+  }
+
+  frame(x, y, width, height, stroke, thick = 2) {
+    this.to.strokeStyle = stroke;
+    this.to.lineWidth = thick;
+    this.to.strokeRect(x, y, width, height);
+  }
+
+  line(points, stroke, thick = 1.5, dash = []) {
+    this.to.strokeStyle = stroke;
+    this.to.lineWidth = thick;
+    this.to.setLineDash(dash);
+    this.to.beginPath();
+    let drawn = false;
+    for (const point of points) {
+      if (point === null) drawn = false;
+      else {
+        if (drawn) this.to.lineTo(...point);
+        else this.to.moveTo(...point);
+        drawn = true;
+      }
+    }
+    this.to.stroke();
+    this.to.setLineDash([]);
+  }
+
+  area(points, fill, opacity) {
+    this.to.globalAlpha = opacity;
+    this.to.fillStyle = fill;
+    this.to.beginPath();
+    points.forEach((point, at) => (at ? this.to.lineTo(...point) : this.to.moveTo(...point)));
+    this.to.closePath();
+    this.to.fill();
+    this.to.globalAlpha = 1;
+  }
+
+  dot(x, y, radius, fill) {
+    this.to.fillStyle = fill;
+    this.to.beginPath();
+    this.to.arc(x, y, radius, 0, 2 * Math.PI);
+    this.to.fill();
+  }
+
+  text(x, y, words, { anchor = "start", size = 12, fill = "#000", weight = 400, mono = false, turn = 0 } = {}) {
+    this.to.save();
+    this.to.translate(x, y);
+    this.to.rotate((turn * Math.PI) / 180);
+    this.to.font = `${weight} ${size}px ${mono ? MONO : SANS}`;
+    this.to.textAlign = { start: "left", middle: "center", end: "right" }[anchor];
+    this.to.textBaseline = "alphabetic";
+    this.to.fillStyle = fill;
+    this.to.fillText(words, 0, 0);
+    this.to.restore();
+  }
+}
+
+export class SvgPen {
+  constructor(width, height, title, background) {
+    this.element = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
+      svg("title", null, title), svg("rect", { width, height, fill: background }));
+  }
+
+  rect(x, y, width, height, fill) {
+    this.element.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill }));
+  }
+
+  frame(x, y, width, height, stroke, thick = 2) {
+    this.element.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill: "none", stroke, "stroke-width": thick }));
+  }
+
+  line(points, stroke, thick = 1.5, dash = []) {
+    let path = "";
+    let drawn = false;
+    for (const point of points) {
+      if (point === null) drawn = false;
+      else {
+        path += `${drawn ? "L" : "M"}${r(point[0])} ${r(point[1])}`;
+        drawn = true;
+      }
+    }
+    if (path) this.element.append(svg("path", { d: path, fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.length ? dash.join(" ") : null }));
+  }
+
+  area(points, fill, opacity) {
+    if (points.length) this.element.append(svg("path", { d: points.map(([x, y], at) => `${at ? "L" : "M"}${r(x)} ${r(y)}`).join("") + "Z", fill, "fill-opacity": opacity }));
+  }
+
+  dot(x, y, radius, fill) {
+    this.element.append(svg("circle", { cx: r(x), cy: r(y), r: radius, fill }));
+  }
+
+  text(x, y, words, { anchor = "start", size = 12, fill = "#000", weight = 400, mono = false, turn = 0 } = {}) {
+    this.element.append(svg("text", {
+      x: r(x), y: r(y), "text-anchor": anchor, "font-size": size, "font-weight": weight, "font-family": mono ? MONO : SANS, fill,
+      "xml:space": "preserve", transform: turn ? `rotate(${turn} ${r(x)} ${r(y)})` : null,
+    }, words));
+  }
+}
+
+const r = (value) => Math.round(value * 100) / 100;

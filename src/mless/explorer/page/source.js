@@ -1,0 +1,38 @@
+// Where data come from: the server, or the answers inside an exported file. Both are asked with the same text.
+
+let inside = null;
+
+// ask("map", {folder: 1}) → "map?folder=1"; keys in order, as request_text in asking.py writes it.
+export function requestText(path, values) {
+  const pairs = Object.entries(values ?? {})
+    .filter(([, value]) => value !== undefined && value !== null)
+    .sort(([a], [b]) => (a < b ? -1 : 1))
+    .map(([key, value]) => `${encodeURIComponent(key)}=${encodeURIComponent(value)}`);
+  return path + (pairs.length ? `?${pairs.join("&")}` : "");
+}
+
+export function isExport() {
+  return document.getElementById("answers") !== null;
+}
+
+export class NotThere extends Error {}
+
+export async function ask(path, values) {
+  const text = requestText(path, values);
+  if (isExport()) {
+    inside ??= JSON.parse(document.getElementById("answers").textContent);
+    if (!Object.hasOwn(inside, text)) {
+      throw new NotThere("This file does not hold that part. `mless show` on the result folder shows it; `mless export --items …` puts more items into a file.");
+    }
+    return inside[text];
+  }
+  let reply;
+  try {
+    reply = await fetch(`api/${text}`, { cache: "no-store", redirect: "error" });
+  } catch {
+    throw new Error("The server does not answer. Was `mless show` ended? Start it again and open the address it prints.");
+  }
+  const found = await reply.json();
+  if (!reply.ok) throw new NotThere(found.error ?? `The server answered ${reply.status}.`);
+  return found;
+}

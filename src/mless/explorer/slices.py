@@ -1,0 +1,433 @@
+"""Slices of large tables: one item, one head of all items, sums over a whole condition; never a whole table in memory.
+
+Tables of units are read by row groups, whose pages have checksums. Curves over all items are sums that a thread adds up, so that the page
+gets what is there at once, and the rest as it comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+from jaxtyping import Float, Float32, Float64, Int
+
+from mless.errors import BadFolder, MlessError
+from mless.explorer.folders import Folder
+from mless.results import sealing
+from mless.results.folder import ResultFolder
+from mless.results.growing import grew
+from mless.results.tables import TableGate
+from mless.stats.intervals import student
+from mless.study.identity import unit_name
+from mless.values import MASS_NAMES, SPAN_NAMES, Prompt, Span
+
+#: Its functions are made when it is imported, so no type checker knows them.
+pc: Any = pyarrow.compute
+
+QUERIES = ("original", "later")
+#: Sums of one condition may take this much memory; of a larger model one layer at a time is summed up.
+_SUM_BYTES = 96 << 20
+#: Row groups that are read before the thread looks what is wanted most.
+_AT_ONCE = 4
+_COLUMNS = ["condition", "item", "layer", "head", "queries", "received", "mass"]
+
+
+def unit_of(condition: str, number: int) -> str:
+    """The unit of an item, numbered from 1."""
+    return unit_name(condition, number - 1)
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One prompt as stored, its tokens' texts, and the index of each one's span in `SPAN_NAMES`."""
+
+    prompt: Prompt
+    texts: tuple[str, ...]
+
+    @property
+    def spans(self) -> list[int]:
+        return [SPAN_NAMES.index(span.name) for span in self.prompt.spans for _ in range(span.start, span.stop)]
+
+
+def tokens_of(folder: Folder, condition: str, item: str) -> Tokens | None:
+    """One prompt; None where it is not stored."""
+
+    def read() -> Tokens | None:
+        where = (pc.field("condition") == condition) & (pc.field("item") == item)
+        rows = folder.table("prompts", ["spans", "token_ids", "text", "tokens"], where).to_pylist()
+        if not rows:
+            return None
+        spans = tuple(Span(one["name"], one["start"], one["stop"]) for one in rows[0]["spans"])
+        stored = Prompt(item, condition, tuple(rows[0]["token_ids"]), spans, rows[0]["text"])
+        return Tokens(stored, tuple(rows[0]["tokens"]))
+
+    return folder.kept(("tokens", condition, item), read, lambda found: 1024 + 120 * len(found.texts if found else ()))
+
+
+def _originals(folder: Folder, condition: str) -> dict[str, Int[np.ndarray, " original"]]:
+    """Item → the positions of its original tokens."""
+
+    def read() -> dict[str, Int[np.ndarray, " original"]]:
+        rows = folder.table("prompts", ["item", "spans"], pc.field("condition") == condition).to_pylist()
+        return {
+            row["item"]: np.concatenate(
+                [np.arange(one["start"], one["stop"]) for one in row["spans"] if one["name"] != "filler"]
+                or [np.arange(0)]
+            )
+            for row in rows
+        }
+
+    return folder.kept(("originals", condition), read, lambda found: sum(one.nbytes for one in found.values()) + 4096)
+
+
+# ---- one item --------------------------------------------------------------------------------------------------------
+
+
+def received(
+    folder: Folder, condition: str, number: int, layer: int, head: int, queries: str
+) -> Float64[np.ndarray, " tokens"] | None:
+    """What each token of one prompt receives in one head; None where it is not stored."""
+    found = _of_unit(folder, "attention", condition, number, layer)
+    rows = found.filter((pc.field("queries") == queries) & (pc.field("head") == head))
+    return _first(rows)
+
+
+def even(
+    folder: Folder, condition: str, number: int, layer: int, queries: str
+) -> Float64[np.ndarray, " tokens"] | None:
+    """What each token would receive from a head that spreads evenly; None where it is not stored."""
+    if not folder.has("dilution"):
+        return None
+    return _first(_of_unit(folder, "dilution", condition, number, layer).filter(pc.field("queries") == queries))
+
+
+def _first(rows: pa.Table) -> Float64[np.ndarray, " tokens"] | None:
+    return rows["received"][0].values.to_numpy(zero_copy_only=False).astype(np.float64) if len(rows) else None
+
+
+def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int) -> pa.Table:
+    """The rows of one item in one layer."""
+    columns = ["condition", "item", "layer", *(["head"] if table == "attention" else []), "queries", "received"]
+    item = folder.study.items[number - 1]
+    if not _grown(folder, table):
+        where = (pc.field("condition") == condition) & (pc.field("item") == item) & (pc.field("layer") == layer)
+        return folder.table(table, columns, where)
+
+    def read() -> pa.Table:
+        gate = TableGate(folder.path / f"{table}.parquet", folder.about(), whole=False)
+        unit, wanted = unit_of(condition, number), None
+        grown = _opened(folder).grown(table, _units(folder))
+        for piece in gate.read(lambda: list(grown.pieces(columns, layer=layer, units={unit}))):
+            mine = gate.check_rows(next(rows for name, rows in piece.apart() if name == unit))
+            # A row group holds several layers. All are kept, since the next one is often asked for next.
+            for one in pc.unique(mine["layer"]).to_pylist():
+                rows = mine.filter(pc.field("layer") == one).combine_chunks()
+                folder.keep((*key, one), rows, rows.nbytes + 1024)
+                wanted = rows if one == layer else wanted
+        if wanted is None:
+            raise BadFolder(
+                f"{folder.path}: {table}.parquet holds no layer {layer} of {condition!r}; run the study again"
+            )
+        return wanted
+
+    key = ("unit", table, condition, number)
+    return folder.kept((*key, layer), read, lambda rows: rows.nbytes + 1024)
+
+
+def _grown(folder: Folder, table: str) -> bool:
+    """Whether a table can be read unit by unit, without being read as a whole first."""
+    file = folder.path / f"{table}.parquet"
+    return folder.kept(("grew", table), lambda: table in (folder.about().get("footers") or {}) and grew(file))
+
+
+def _opened(folder: Folder) -> ResultFolder:
+    """The folder with its tables of units open."""
+    return folder.kept("opened", lambda: ResultFolder(folder.path))
+
+
+def _units(folder: Folder) -> list[str]:
+    study = folder.study
+    return folder.kept(
+        "units", lambda: [unit_of(one, n) for one in study.conditions for n in range(1, len(study.items) + 1)]
+    )
+
+
+# ---- shares of every item --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Every item's λ and ε in every head, and the even spread's λ: condition × queries × layer × head (0 = the layer) × item."""
+
+    conditions: list[str]
+    layers: list[int]
+    heads: list[int]
+    values: Float32[np.ndarray, "numbers conditions queries layers heads items"]
+
+    def of(self, condition: str, queries: str, layer: int, head: int) -> Float32[np.ndarray, "numbers items"] | None:
+        """λ, ε and the even spread's λ by item; None where they were not measured."""
+        if condition not in self.conditions or layer not in self.layers or head not in self.heads:
+            return None
+        where = (
+            self.conditions.index(condition),
+            QUERIES.index(queries),
+            self.layers.index(layer),
+            self.heads.index(head),
+        )
+        return self.values[(slice(None), *where)]
+
+
+def shares(folder: Folder) -> Shares | None:
+    """The numbers behind retained.parquet, one per item; None in folders that do not store them."""
+    if not folder.has("shares"):
+        return None
+    return folder.kept("shares", lambda: _read_shares(folder), lambda found: found.values.nbytes)
+
+
+def _read_shares(folder: Folder) -> Shares:
+    file = folder.path / "shares.parquet"
+    gate = TableGate(file, folder.about(), whole=False)
+    check_digest(folder, file)
+    names = ["condition", "item", "queries"]
+    table = gate.read(
+        lambda: pq.read_table(
+            file,
+            columns=[*names, "layer", "head", "retained", "epsilon", "uniform"],
+            read_dictionary=names,
+            page_checksum_verification=True,
+        )
+    )
+    study = folder.study
+    conditions = [one for one in study.conditions if one != "none"]
+    layers, heads = (sorted(set(pc.unique(table[name]).to_pylist())) for name in ("layer", "head"))
+    places = (
+        _indices(table["condition"], conditions, gate),
+        _indices(table["queries"], list(QUERIES), gate),
+        np.searchsorted(layers, table["layer"].to_numpy()),
+        np.searchsorted(heads, table["head"].to_numpy()),
+        _indices(table["item"], study.items, gate),
+    )
+    shape = (len(conditions), len(QUERIES), len(layers), len(heads), len(study.items))
+    flat = np.ravel_multi_index(places, shape)
+    if np.bincount(flat, minlength=1).max() > 1:
+        raise gate.refuse("has a row twice")
+    values = np.full((3, int(np.prod(shape))), np.nan, np.float32)
+    for at, name in enumerate(("retained", "epsilon", "uniform")):
+        values[at, flat] = table[name].to_numpy()
+    return Shares(conditions, [int(one) for one in layers], [int(one) for one in heads], values.reshape(3, *shape))
+
+
+def _indices(column: pa.ChunkedArray, wanted: Sequence[str], gate: TableGate) -> Int[np.ndarray, " rows"]:
+    """For each row the place of its text in a list."""
+    found = pc.index_in(column.cast(pa.string()), value_set=pa.array(wanted, pa.string()))
+    if found.null_count:
+        raise gate.refuse("has a name that study.json does not list")
+    return found.to_numpy()
+
+
+def check_digest(folder: Folder, file: Path) -> None:
+    """Refuse a table that is not the one study.json lists. Folders of before list none."""
+    about = folder.about()
+    known = [(about.get(key) or {}).get(file.stem) for key in ("tables", "tables_next")]
+    if any(known) and sealing.digest_of_file(file) not in known:
+        raise BadFolder(
+            f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; restore it from a copy, or remove it "
+            "and run the same command again"
+        )
+
+
+# ---- sums over all items ---------------------------------------------------------------------------------------------
+
+
+class Sums:
+    """Received attention of a condition's items by aligned position, added up while it is read: mean and band of every head."""
+
+    def __init__(self, folder: Folder, condition: str, layers: Sequence[int], heads: Sequence[int]) -> None:
+        self.folder, self.condition = folder, condition
+        self.layers, self.heads = list(layers), list(heads)
+        self.read = 0
+        self.complete = False
+        self.fault: MlessError | None = None
+        self.asked = 0.0
+        self.ready = threading.Condition()
+        self._originals = _originals(folder, condition)
+        longest = max((len(one) for one in self._originals.values()), default=0)
+        shape = (len(QUERIES), len(self.layers), len(self.heads), longest)
+        self._total, self._squares = np.zeros(shape), np.zeros(shape)
+        self._n = np.zeros(shape, np.int32)
+        self._mass = np.zeros((len(self.layers), len(self.heads), len(MASS_NAMES)))
+        self._mass_n = np.zeros((len(self.layers), len(self.heads)), np.int64)
+        self._units: dict[str, int] = {}
+        self._steps = self._pieces()
+
+    @property
+    def nbytes(self) -> int:
+        return self._total.nbytes * 2 + self._n.nbytes
+
+    def step(self) -> None:
+        """Read some more."""
+        try:
+            for _ in range(_AT_ONCE):
+                rows = next(self._steps, None)
+                if rows is None:
+                    self.complete = True
+                    break
+                self._add(rows)
+        except MlessError as fault:
+            self.fault, self.complete = fault, True
+        except BaseException:
+            # A defect: whoever waits must not wait for ever.
+            self.fault = BadFolder(
+                f"{self.folder.path}: its attention could not be added up; see what the terminal shows"
+            )
+            self.complete = True
+            raise
+        finally:
+            with self.ready:
+                self.ready.notify_all()
+
+    def _pieces(self) -> Iterator[pa.Table]:
+        folder = self.folder
+        one = self.layers[0] if len(self.layers) == 1 else None
+        if not _grown(folder, "attention"):
+            where = pc.field("condition") == self.condition
+            yield folder.table("attention", _COLUMNS, where if one is None else where & (pc.field("layer") == one))
+            return
+        gate = TableGate(folder.path / "attention.parquet", folder.about(), whole=False)
+        grown = _opened(folder).grown("attention", _units(folder))
+        mine = {unit_of(self.condition, n) for n in range(1, len(folder.study.items) + 1)}
+        pieces = grown.pieces(_COLUMNS, layer=one, units=mine)
+        while (piece := gate.read(lambda: next(pieces, None))) is not None:
+            for unit, rows in piece.apart():
+                if unit in mine:
+                    yield gate.check_rows(rows if one is None else rows.filter(pc.field("layer") == one))
+
+    def _add(self, table: pa.Table) -> None:
+        """Add rows of one or more items."""
+        items = table["item"].to_pylist()
+        starts = [0, *(at for at in range(1, len(items)) if items[at] != items[at - 1]), len(items)]
+        for start, stop in itertools.pairwise(starts):
+            if stop > start:
+                self._add_item(items[start], table.slice(start, stop - start).combine_chunks())
+
+    def _add_item(self, item: str, rows: pa.Table) -> None:
+        keep = self._originals.get(item)
+        if keep is None:
+            return
+        query = np.array([QUERIES.index(one) for one in rows["queries"].to_pylist()])
+        layer = np.searchsorted(self.layers, rows["layer"].to_numpy())
+        head = np.searchsorted(self.heads, rows["head"].to_numpy())
+        flat = rows["received"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        values = flat.reshape(len(rows), -1)[:, keep].astype(np.float64)
+        seen = np.isfinite(values)
+        values = np.where(seen, values, 0.0)
+        width = slice(0, len(keep))
+        self._total[query, layer, head, width] += values
+        self._squares[query, layer, head, width] += values * values
+        self._n[query, layer, head, width] += seen
+        self._add_mass(rows, query == 0, layer, head)
+        # An item's layers may lie in several row groups: it counts once all of them are there.
+        done = self._units[item] = self._units.get(item, 0) + len(rows)
+        self.read += done == len(QUERIES) * len(self.layers) * len(self.heads)
+
+    def _add_mass(self, rows: pa.Table, mine: Any, layer: Any, head: Any) -> None:
+        mass = rows["mass"].combine_chunks()
+        known = mine & ~np.asarray(mass.is_null())
+        for at, name in enumerate(MASS_NAMES):
+            values = pc.fill_null(pc.struct_field(mass, [name]), 0.0).to_numpy(zero_copy_only=False)
+            self._mass[layer[known], head[known], at] += values[known]
+        self._mass_n[layer[known], head[known]] += 1
+
+    def curve(self, queries: str, layer: int, head: int) -> dict[str, Any] | None:
+        """Mean, 95 % band and number of items at each aligned position, over the items read so far."""
+        if layer not in self.layers or head not in self.heads:
+            return None
+        at = (QUERIES.index(queries), self.layers.index(layer), self.heads.index(head))
+        n = self._n[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = self._total[at] / n
+            spread = np.sqrt(np.maximum(self._squares[at] - n * mean * mean, 0) / (n - 1))
+        half = student(n, 0.95) * spread / np.sqrt(np.maximum(n, 1))
+        return {"mean": mean, "lo": mean - half, "hi": mean + half, "n": n}
+
+    def mass(self) -> Float[np.ndarray, "layers heads spans"]:
+        """Where attention goes in every head, mean over the items read so far."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._mass / self._mass_n[..., None]
+
+
+class Summing:
+    """The thread that adds up. What was asked for last comes first."""
+
+    def __init__(self) -> None:
+        self._sums: list[Sums] = []
+        self._lock = threading.Condition()
+        self._clock = 0
+        self._thread: threading.Thread | None = None
+
+    def want(self, sums: Sums, *, now: bool = True) -> None:
+        """Ask for sums; with `now` before all others."""
+        with self._lock:
+            self._clock += 1
+            if now or sums.asked == 0:
+                sums.asked = self._clock if now else 1e-9 / self._clock
+            if sums not in self._sums and not sums.complete:
+                self._sums.append(sums)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="mless-sums")
+                self._thread.start()
+            self._lock.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._sums = [one for one in self._sums if not one.complete]
+                while not self._sums:
+                    self._lock.wait()
+                    self._sums = [one for one in self._sums if not one.complete]
+                first = max(self._sums, key=lambda one: one.asked)
+            try:
+                first.step()
+            except Exception:  # noqa: BLE001 - a defect: it is shown, and the thread goes on with the others
+                traceback.print_exc()
+
+
+_SUMMING = Summing()
+
+
+def sums(
+    folder: Folder, condition: str, layer: int | None = None, *, now: bool = True, wait: float = 0.1
+) -> Sums | None:
+    """The sums of a condition; those of a large model are made for one layer, and there are none without a layer.
+
+    Waits a moment for them to be complete; with a folder that is patient until they are.
+    """
+    if not folder.has("attention", "prompts"):
+        return None
+    captured = folder.kept("captured", lambda: folder.attention.captured())
+    heads = sorted({head for found in captured.values() for head in found})
+    longest = max((len(one) for one in _originals(folder, condition).values()), default=0)
+    size = len(QUERIES) * len(captured) * len(heads) * longest * 20
+    if size > _SUM_BYTES and layer is None:
+        return None
+    layers = sorted(captured) if size <= _SUM_BYTES else [layer or 1]
+    key = ("sums", condition, tuple(layers))
+    found = folder.kept(key, lambda: Sums(folder, condition, layers, heads), lambda one: one.nbytes)
+    _SUMMING.want(found, now=now)
+    with found.ready:
+        found.ready.wait_for(lambda: found.complete, None if folder.patient else wait)
+    if found.fault is not None:
+        raise found.fault
+    return found

@@ -1,0 +1,186 @@
+"""The first view: every folder's verdict, conditions, A/A control and where it came from; a running study as it is now."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow.compute as pc
+
+from mless import __version__
+from mless.errors import MlessError
+from mless.explorer.asking import Query, request_text
+from mless.explorer.folders import Folder
+from mless.explorer.views import View, views_of
+from mless.results.escaping import visible
+from mless.results.folder import ResultFolder
+from mless.results.growing import stored_units
+from mless.results.reading import StoredStudy
+from mless.results.wording import condition_words
+
+
+def _start(query: Query) -> Mapping[str, Any]:
+    return {"mless": __version__, "folders": [_shown(folder) for folder in query.folders]}
+
+
+def _shown(folder: Folder) -> dict[str, Any]:
+    """One folder's card. A folder that is refused says why, and the others are shown all the same."""
+    base: dict[str, Any] = {
+        "number": folder.number,
+        "name": visible(folder.name, keep=""),
+        "path": visible(str(folder.path), keep=""),
+    }
+    try:
+        about = folder.about()
+        if not about.get("complete", True):
+            return base | _unfinished(folder)
+        return base | folder.kept("start", lambda: _finished(folder))
+    except MlessError as fault:
+        return base | {"state": "refused", "why": visible(str(fault), keep="")}
+
+
+def _finished(folder: Folder) -> dict[str, Any]:
+    from mless.study import verdict_lines
+
+    return _common(folder.study) | {
+        "state": "finished",
+        "verdict": [visible(line, keep="") for line in verdict_lines(folder.path)],
+        "control": _control(folder),
+        "views": views_of(folder),
+    }
+
+
+def _unfinished(folder: Folder) -> dict[str, Any]:
+    """A study that runs, or that was interrupted: how many of its units are stored."""
+    study = folder.study
+    stored = _units_stored(folder.path)
+    total = len(study.items) * len(study.conditions)
+    return _common(study) | {
+        "state": "running" if ResultFolder(folder.path).is_being_written() else "interrupted",
+        "stored": stored,
+        "units": total,
+        "verdict": [],
+        "views": [],
+    }
+
+
+def _units_stored(path: Path) -> int:
+    """How many units the fullest table has: in files of their own, and in the table that grows."""
+    alone: dict[str, int] = {}
+    try:
+        for entry in (path / "units").iterdir():
+            if entry.is_symlink():
+                continue
+            found = len(list(entry.glob("*.parquet"))) if entry.is_dir() else stored_units(entry)
+            alone[entry.stem] = alone.get(entry.stem, 0) + found
+    except OSError:
+        return 0
+    return max(alone.values(), default=0)
+
+
+def _control(folder: Folder) -> str | None:
+    """What the A/A control, `none` once more, differs by; None where there is none."""
+    name = folder.study.control
+    if name is None:
+        return None
+    where = pc.field("condition") == name
+    if folder.has("effects"):
+        rows = folder.table("effects", ["metric", "delta", "lo", "hi"], where).to_pylist()
+        found = [f"{row['metric']} {_by(row['delta'], row['lo'], row['hi'], 4)}" for row in rows]
+    elif folder.has("accuracy"):
+        rows = folder.table("accuracy", ["metric", "delta", "delta_lo", "delta_hi"], where).to_pylist()
+        found = [
+            f"{row['metric']} {_by(_points(row['delta']), _points(row['delta_lo']), _points(row['delta_hi']), 1)} points"
+            for row in rows
+        ]
+    else:
+        return f"A/A control {visible(name, keep='')}: none once more."
+    return f"A/A control {visible(name, keep='')}, none once more, differs from none by: {'; '.join(found) or 'nothing measured'}."
+
+
+def _points(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _by(value: float | None, lo: float | None, hi: float | None, digits: int) -> str:
+    if value is None:
+        return "–"
+    around = "" if lo is None or hi is None else f" [{lo:+.{digits}f}, {hi:+.{digits}f}]"
+    return f"{value:+.{digits}f}{around}".replace("-", "−")
+
+
+def _common(study: StoredStudy) -> dict[str, Any]:
+    about = study.about
+    return {
+        "title": visible(str(study.study.get("title") or study.study.get("name") or "study"), keep=""),
+        "model": visible(study.label, keep=""),
+        "task": visible(study.task, keep=""),
+        "measured": str(about.get("measures") or "attention"),
+        "items": len(study.items),
+        "conditions": [
+            {"name": visible(name, keep=""), "words": _words_of(one), "control": name == study.control}
+            for name, one in study.conditions.items()
+        ],
+        "facts": _facts(study),
+        "command": command_of(study),
+    }
+
+
+def _words_of(condition: Mapping[str, Any]) -> str:
+    try:
+        return condition_words(condition)
+    except (MlessError, TypeError, ValueError, KeyError):
+        return str(condition.get("kind") or "–")
+
+
+def command_of(study: StoredStudy) -> str:
+    """The command the folder was made with, where it is stored; else one that makes such a folder."""
+    command = study.about.get("command")
+    if isinstance(command, list) and command:
+        return visible(shlex.join(str(part) for part in cast("list[object]", command)), keep="")
+    if isinstance(command, str) and command:
+        return visible(command, keep="")
+    name, model = str(study.study.get("name") or "quick"), str(study.model.get("name") or "…")
+    return visible(shlex.join(["mless", "run", name, "--model", model]), keep="")
+
+
+def _facts(study: StoredStudy) -> list[list[str]]:
+    """Where the numbers come from, by study.json. What it does not say is left out."""
+    about, model = study.about, study.model
+    size = f"{model['layers']} layers × {model['heads']} heads" if model.get("layers") and model.get("heads") else None
+    known: list[tuple[str, object]] = [
+        ("model", model.get("name")),
+        ("architecture", ", ".join(filter(None, (str(model.get("family") or ""), size)))),
+        ("weights", model.get("fingerprint")),
+        ("data", study.study.get("data") or about.get("task")),
+        ("prompt", about.get("prompt")),
+        ("seeds", about.get("seeds")),
+        ("device", about.get("device")),
+        ("implementations", about.get("implementations")),
+        ("proofs", about.get("proofs")),
+        ("versions", about.get("versions")),
+        ("made with", f"mless {about.get('mless', 'unknown')}, format {about.get('format')}"),
+    ]
+    return [[name, visible(said(value), keep="")] for name, value in known if value not in (None, "", [], {})]
+
+
+def said(value: object) -> str:
+    """A value of study.json in words."""
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {said(one)}" for key, one in cast("dict[object, object]", value).items())
+    if isinstance(value, list):
+        return ", ".join(said(one) for one in cast("list[object]", value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+VIEW = View(
+    "Start",
+    {"start": _start},
+    of=lambda folder: True,
+    exported=lambda folders, chosen: [request_text("start")],
+)

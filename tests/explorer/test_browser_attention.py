@@ -1,0 +1,384 @@
+"""User stories in a real Chromium: from a result folder to a found head, a found item, a token's numbers, a link, a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mless
+from conftest import EVIL
+from mless.explorer import exporting
+from mless.results.folder import ResultFolder
+from stored_attention import write_attention
+from synthetic import write_folder
+
+pytestmark = pytest.mark.browser
+
+HEAD = "#head?folder=1&condition=mless&layer=1&head=2"
+STRIP = "#strip?folder=1&condition=mless&layer=1&head=2&item=5"
+Opening = Callable[..., Any]
+
+
+def test_open_and_read_the_verdict(opened: Opening, address: str) -> None:
+    page = opened().go(address)
+    assert "SmolLM2-135M-Instruct on bundled" in page.inner_text("h2")
+    assert "layer 1" in page.inner_text(".verdict")
+    assert page.title() == "Start – mless"
+
+
+def test_read_conditions_and_where_it_came_from(opened: Opening, address: str) -> None:
+    page = opened().go(address)
+    page.click("text=3 conditions, 12 items")
+    assert "20 × ' /'" in page.inner_text("table")
+    page.click("text=Where it came from")
+    assert "received: streaming" in page.inner_text("dl")
+    assert "mless run quick" in page.inner_text("pre")
+
+
+def test_from_the_start_to_the_map(opened: Opening, address: str) -> None:
+    made = opened()
+    page = made.go(address)
+    page.click(".links >> text=Map")
+    page.wait_for_selector("canvas.map")
+    assert page.evaluate("location.hash") == "#map?folder=1"
+    assert page.get_attribute("nav a:has-text('Map')", "aria-current") == "page"
+    page.wait_for_selector(".readout >> text=L1H1")
+
+
+def test_the_map_says_value_interval_holm_p_and_verdict(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1&condition=mless&layer=1&head=2")
+    said = page.inner_text(".readout")
+    assert re.search(r"mless, L1H2 · retained share 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] · drops · Holm p = 0\.020", said)
+    assert "uniform dilution" in said
+    assert "natural text" in said
+
+
+def test_move_in_the_map_with_the_keyboard_and_open_a_head(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1")
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".readout >> text=mless, L1H2")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".readout >> text=mless, L2H2")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")  # on to the next panel
+    page.wait_for_selector(".readout >> text=random, layer 2")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1 >> text=L2H6 under mless")
+
+
+def test_click_a_cell_of_the_map(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1")
+    box = page.locator("canvas.map").bounding_box()
+    page.mouse.move(box["x"] + 34 + 26 * 2.5 + 10, box["y"] + 40 + 5)
+    page.wait_for_selector(".readout >> text=mless, L1H2")
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+
+
+def test_choose_what_the_map_shows(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1")
+    page.select_option("select[aria-label='show']", "epsilon")
+    page.wait_for_selector("figcaption >> text=dilution exponent")
+    page.select_option("select[aria-label='show']", "mass-filler")
+    page.wait_for_selector("figcaption >> text=mass on filler")
+    assert "filler 0." in page.inner_text(".readout")
+    assert "show=mass-filler" in page.evaluate("location.hash")
+    page.go_back()
+    page.wait_for_selector("figcaption >> text=dilution exponent")
+
+
+def test_a_head_has_its_facts_and_its_items_by_shift(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    facts = page.inner_text(".facts")
+    assert "drops" in facts
+    assert "uniform dilution" in facts
+    first = page.inner_text(".items tbody tr:first-child")
+    assert "item-005" in first
+    assert page.locator(".items tbody tr").count() == 12
+
+
+def test_the_curve_tells_its_numbers(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.focus("figure canvas")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".readout >> text=position 2")
+    assert re.search(r"without filler 0\.\d+ \[", page.inner_text("section .readout"))
+    page.hover("figure canvas", position={"x": 600, "y": 150})
+    page.wait_for_function("!document.querySelector('section .readout').textContent.startsWith('position 2 ')")
+
+
+def test_find_and_sort_items(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.fill("input[type=search]", "011")
+    assert page.locator(".items tbody tr").count() == 1
+    page.fill("input[type=search]", "")
+    page.click("button.sort >> text=item")
+    assert "item-001" in page.inner_text(".items tbody tr:first-child")
+    page.click("button.sort >> text=item")
+    assert "item-012" in page.inner_text(".items tbody tr:first-child")
+
+
+def test_from_a_head_to_an_item_and_back_again(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.click("a >> text=item-005")
+    page.wait_for_selector("h1 >> text=item-005 in L1H2 under mless")
+    page.go_back()
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+    page.go_forward()
+    page.wait_for_selector("h1 >> text=item-005")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+
+
+def test_walk_from_head_to_head_with_the_arrows(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("h1 >> text=L1H3")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("h1 >> text=L2H3")
+
+
+def test_the_strip_gives_a_tokens_numbers(opened: Opening, address: str) -> None:
+    page = opened().go(address + STRIP)
+    said = page.inner_text(".readout")
+    assert re.search(
+        r"question · receives [\d.e−]+ without, [\d.e−]+ with filler · with / without 0\.\d+ · an even spread 0\.\d+ · natural text 0\.\d+",
+        said,
+    )
+    page.keyboard.press("Home")
+    page.wait_for_selector(".readout >> text=token 0")
+    assert "<s>" in page.inner_text(".readout")
+    page.hover("canvas.strip", position={"x": 80, "y": 30})
+    page.wait_for_function("!document.querySelector('.readout').textContent.includes('token 0 ')")
+
+
+def test_filler_tokens_say_so(opened: Opening, address: str) -> None:
+    page = opened().go(address + STRIP + "&token=12")
+    assert re.search(r"token 12 · filler · filler, receives", page.inner_text(".readout"))
+
+
+def test_the_next_item_and_the_last(opened: Opening, address: str) -> None:
+    page = opened().go(address + STRIP)
+    page.keyboard.press("n")
+    page.wait_for_selector("h1 >> text=item-006")
+    page.keyboard.press("b")
+    page.wait_for_selector("h1 >> text=item-005")
+    page.click("text=item →")
+    page.wait_for_selector("h1 >> text=item-006")
+
+
+def test_a_prompt_of_ten_thousand_tokens_scrolls(opened: Opening, tmp_path: Path) -> None:
+    folder = write_attention(tmp_path / "long", items=2, layers=1, heads=2, length=100, question=(9_900, 9_990))
+    running = mless.show(folder, browser=False)
+    try:
+        page = opened().go(running.address + "#strip?folder=1&condition=mless&layer=1&head=1&item=1")
+        assert int(page.inner_text(".title").split()[0]) > 10_000
+        assert page.evaluate("document.querySelector('canvas.strip').height") < 2_000  # only what is visible is drawn
+        page.keyboard.press("End")
+        page.wait_for_function("document.querySelector('.scroller').scrollTop > 10000")
+        # Every frame of a scroll is drawn in far less than a second, even on a busy machine.
+        worst = page.evaluate(
+            """async () => {
+                const scroller = document.querySelector(".scroller");
+                let worst = 0;
+                for (let at = 0; at < 20; at += 1) {
+                    const begin = performance.now();
+                    scroller.scrollTop = at * 1500;
+                    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+                    worst = Math.max(worst, performance.now() - begin);
+                }
+                return worst;
+            }"""
+        )
+        assert worst < 2_000
+    finally:
+        running.stop()
+
+
+def test_a_link_shows_the_same_view_to_another(opened: Opening, address: str) -> None:
+    first = opened().go(address + "#map?folder=1")
+    first.keyboard.press("ArrowDown")
+    first.keyboard.press("ArrowRight")
+    first.wait_for_selector(".readout >> text=mless, L2H2")
+    link = first.evaluate("location.href")
+    second = opened().go(link)
+    assert second.inner_text(".readout p") == first.inner_text(".readout p")
+
+
+def test_the_proof_of_a_number(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.click("text=Proof")
+    said = page.inner_text("dialog.proof")
+    assert "retained.parquet" in said
+    assert 'condition="mless", layer=1, head=2, queries="original"' in said
+    assert "received: streaming" in said
+    assert "mless verify" in said
+    assert "mless run quick --out results/quick" in said
+    page.keyboard.press("Escape")
+    assert not page.is_visible("dialog.proof")
+
+
+def test_keys_are_listed(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog.help[open]")
+    assert "move from cell to cell" in page.inner_text("dialog.help")
+    page.keyboard.press("Escape")
+    page.keyboard.press("1")
+    page.wait_for_selector("h1 >> text=Result folder")
+
+
+def test_dark_by_the_system_and_by_the_switch(opened: Opening, address: str) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    page = opened(color_scheme="dark").go(address)
+    assert page.evaluate(colour) == "rgb(22, 24, 27)"
+    page.keyboard.press("d")  # light
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
+    page.reload()
+    page.wait_for_selector("main[aria-busy='false']")
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("where", ["", "#map?folder=1", HEAD, STRIP])
+def test_on_a_phone_nothing_is_wider_than_the_screen(opened: Opening, address: str, where: str) -> None:
+    page = opened(viewport={"width": 360, "height": 740}, device_scale_factor=3).go(address + where)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("where", ["#map?folder=1", HEAD, STRIP])
+def test_copy_as_csv_svg_and_png(opened: Opening, address: str, where: str) -> None:
+    page = opened(permissions=["clipboard-read", "clipboard-write"]).go(address + where)
+    page.click("button[aria-label='Copy as CSV']")
+    page.wait_for_selector(".said >> text=copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.count("\n") > 10
+    assert {len(line.split(",")) for line in copied.splitlines()[:1]} != {1}
+    page.click("button[aria-label='Copy as SVG']")
+    page.wait_for_function("navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
+    drawn = page.evaluate(
+        "navigator.clipboard.readText().then((text) => new DOMParser().parseFromString(text, 'image/svg+xml').querySelectorAll('rect, path').length)"
+    )
+    assert drawn > 5
+    page.click("button[aria-label='Copy as PNG']")
+    page.wait_for_function("navigator.clipboard.read().then((all) => all[0].types.includes('image/png'))")
+
+
+def test_what_cannot_be_copied_is_saved(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    page.evaluate("() => { navigator.clipboard.write = () => Promise.reject(new Error('no')); }")
+    with page.expect_download() as saved:
+        page.click("button[aria-label='Copy as CSV']")
+    assert saved.value.suggested_filename == "curve-L1H2-mless.csv"
+
+
+def test_an_exported_file_works_from_disk_with_the_network_off(
+    opened: Opening, attention: Path, tmp_path: Path
+) -> None:
+    exporting.write(exporting.compose([attention], items="5", heads=2), tmp_path / "page.html")
+    made = opened(offline=True)
+    page = made.go((tmp_path / "page.html").as_uri())
+    assert "layer 1" in page.inner_text(".verdict")
+    page.click(".links >> text=Map")
+    page.wait_for_selector("canvas.map")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+    page.click("a >> text=item-005")
+    page.wait_for_selector("h1 >> text=item-005 in L1H2")
+    assert "an even spread" in page.inner_text(".readout")
+    page.keyboard.press("n")
+    page.wait_for_selector("[role=alert] >> text=This file does not hold that part")
+    assert all(one.startswith(("file:", "data:", "blob:")) for one in made.requests)
+
+
+def test_a_hostile_folder_executes_nothing_and_fetches_nothing(opened: Opening, tmp_path: Path) -> None:
+    folder = write_attention(
+        tmp_path / "evil", items=3, layers=2, heads=2, label=EVIL, token=EVIL, name=EVIL, item="{:03d}" + EVIL, conditions=("none", "mless")
+    )  # fmt: skip
+    running = mless.show(folder, browser=False)
+    exporting.write(exporting.compose([folder], items="1"), tmp_path / "page.html")
+    try:
+        for base in (running.address, (tmp_path / "page.html").as_uri()):
+            made = opened()
+            page = made.go(base)
+            for where in ("#map?folder=1", HEAD, "#strip?folder=1&condition=mless&layer=1&head=2&item=1"):
+                page.evaluate("(where) => { location.hash = where; }", where)
+                page.wait_for_selector(f".view.{where[1:].partition('?')[0]}")
+                page.wait_for_selector("main[aria-busy='false']")
+                page.click(".proof-button")
+                page.wait_for_selector("dialog.proof[open]")
+                page.keyboard.press("Escape")
+                assert "owned" not in page.title()
+                assert page.locator("img, main script").count() == 0
+            assert all(one.startswith((base, "data:", "blob:", "file:")) for one in made.requests)
+            assert EVIL[:20] in page.inner_text("h1")
+    finally:
+        running.stop()
+
+
+def test_a_page_on_another_origin_gets_nothing(opened: Opening, address: str, tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text("<!doctype html><title>other</title><p>other</p>")
+    other = opened()
+    other.page.goto((tmp_path / "other.html").as_uri())
+    tried = other.page.evaluate(
+        """async (address) => {
+            const tried = [];
+            for (const mode of ["cors", "no-cors", "same-origin"]) {
+                tried.push(await fetch(`${address}api/start`, { mode }).then((reply) => reply.text()).catch(() => "refused"));
+            }
+            const frame = document.createElement("iframe");
+            frame.src = address;
+            document.body.append(frame);
+            await new Promise((done) => setTimeout(done, 500));
+            try { tried.push(frame.contentDocument?.body?.innerText ?? "refused"); } catch { tried.push("refused"); }
+            return tried;
+        }""",
+        address,
+    )
+    assert all(one in ("refused", "") for one in tried)
+    other.errors.clear()  # the browser says itself what it refused
+
+
+def test_a_running_study_is_followed(opened: Opening, tmp_path: Path) -> None:
+    path = write_attention(tmp_path / "live", items=4, layers=1, heads=2, complete=False)
+    folder = ResultFolder(path)
+    running = mless.show(path, browser=False)
+    try:
+        with folder.writing():
+            page = opened().go(running.address)
+            assert "running now" in page.inner_text(".card")
+            assert "4 of 12 units stored" in page.inner_text(".live")
+            (path / "units" / "attention").mkdir()
+            (path / "units" / "attention" / "mless-00001.parquet").write_bytes(b"")
+            page.wait_for_selector(".live >> text=5 of 12 units stored")
+    finally:
+        running.stop()
+
+
+def test_a_folder_of_before_and_a_damaged_one_are_shown_beside_another(
+    opened: Opening, attention: Path, tmp_path: Path
+) -> None:
+    old, broken = write_folder(tmp_path / "old"), write_attention(tmp_path / "broken", items=3, layers=1, heads=2)
+    (broken / "retained.parquet").write_bytes(b"PAR1 PAR1")
+    running = mless.show([attention, old, broken], browser=False)
+    try:
+        page = opened().go(running.address)
+        assert page.inner_text("h1") == "3 result folders"
+        assert "retained.parquet" in page.inner_text(".refusal")
+        page.click("article:nth-child(2) >> text=Map")
+        page.wait_for_selector("canvas.map")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1 >> text=L1H1 under mless")
+        assert "items are not ranked" in page.inner_text("main")
+        page.keyboard.press("[")
+        page.wait_for_function("location.hash === '#map?folder=1'")
+    finally:
+        running.stop()

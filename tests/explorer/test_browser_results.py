@@ -1,0 +1,466 @@
+"""User stories in a real Chromium: answers, likelihoods, live pictures, folders side by side, an exported file, a notebook's frame."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dose_folders import write_dose
+from mless.explorer.folders import Folders
+from mless.explorer.views import answer
+from placed_folders import write_placebo
+from specified_folders import write_multiverse
+from synthetic import write_answers, write_likelihood
+
+#: Playwright's, which is not installed where types are checked.
+Browser = Locator = Page = Any
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = os.environ.get("MLESS_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>"
+OTHER = {"name": "qwen", "label": "Qwen2.5-0.5B", "fingerprint": "ab" * 16, "layers": 24, "heads": 14}
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("folders")
+    return {
+        "answers": write_answers(root / "answers", items=120, effects={"mless": 0.08, "mful": -0.2}),
+        "answers-b": write_answers(root / "answers-b", items=120, seed=3, label=OTHER["label"], about={"model": OTHER}),
+        "likelihood": write_likelihood(root / "likelihood", items=60),
+        "likelihood-b": write_likelihood(root / "likelihood-b", items=60, seed=4, label=OTHER["label"], about={"model": OTHER}),
+        "likelihood-c": write_likelihood(root / "likelihood-c", items=60, task="math500", about={"model": OTHER | {"fingerprint": "cd" * 16}}),
+        "dose": write_dose(root / "dose", points=7),
+        "placebo": write_placebo(root / "placebo"),
+        "multiverse": write_multiverse(root / "multiverse"),
+        "hostile": write_answers(root / "hostile", items=6, text=HOSTILE, label=HOSTILE),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(paths: dict[str, Path]) -> Iterator[str]:
+    from mless.explorer import show
+
+    running = show(list(paths.values()), browser=False)
+    yield running.address
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the path, and none named by $MLESS_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, address: str) -> Iterator[Open]:
+    """Opens a view in a page of its own. Any error of a script fails the story."""
+    faults: list[str] = []
+    contexts: list[Any] = []
+
+    def visit(view: str, *, at: str | None = None, **options: Any) -> Page:
+        context = browser.new_context(**({"viewport": {"width": 1200, "height": 900}} | options))
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda fault: faults.append(str(fault)))
+        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.goto(f"{at or address}#{view}")
+        ready(page)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def ready(page: Page, heading: str | None = None) -> None:
+    page.wait_for_selector("main[aria-busy=false] h1")
+    if heading is not None:
+        until(page, f"document.querySelector('main h1')?.textContent.includes({json.dumps(heading)})")
+
+
+def until(page: Page, script: str) -> None:
+    """Wait for a script to be true. Playwright's own way needs eval in the page, which its policy forbids."""
+    for _ in range(200):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not within ten seconds: {script}")
+
+
+def texts(found: Locator) -> list[str]:
+    return [one.strip() for one in found.all_inner_texts()]
+
+
+def clipboard(page: Page) -> str:
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+COPY = {"permissions": ["clipboard-read", "clipboard-write"]}
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------------
+
+
+def test_find_an_item_that_turned_wrong_and_read_why(opened: Open, paths: dict[str, Path]) -> None:
+    page = opened("start")
+    page.get_by_role("link", name="Answers").first.click()
+    ready(page, "Answers")
+    page.get_by_label("Condition", exact=True).select_option("mful")
+    until(page, "document.querySelector('main p.soft').textContent.startsWith('mful')")
+    page.get_by_role("button", name="turned wrong").click()
+    page.wait_for_selector(".tile.wrong[aria-pressed=true]")
+    told = answer(Folders([paths["answers"]]), "answers", {"condition": "mful", "turned": "wrong"})
+    rows = page.locator("table.answers tbody tr")
+    assert rows.count() == told["found"] > 3
+    assert set(texts(page.locator("table.answers .badge"))) == {"▼ turned wrong"}
+    rows.first.get_by_role("link").click()
+    ready(page, "Item")
+    assert "turned wrong" in page.locator("main").inner_text()
+    sides = page.locator(".two section")
+    assert "✓ right – equal" in sides.nth(0).inner_text()
+    assert "✗ wrong" in sides.nth(1).inner_text()
+    assert "boxed" in sides.nth(0).inner_text()
+
+
+def test_the_overview_counts_lead_to_the_items(opened: Open) -> None:
+    page = opened("answers?folder=1")
+    cell = page.locator("table.overview tr", has_text="mful").locator("a.wrong")
+    count = int(cell.inner_text())
+    cell.click()
+    page.wait_for_selector(".tile.wrong[aria-pressed=true]")
+    assert page.locator("table.answers tbody tr").count() == count
+
+
+def test_search_narrows_the_list_and_can_be_cleared(opened: Open) -> None:
+    page = opened("answers?folder=1")
+    page.keyboard.press("/")
+    page.keyboard.type("sum-017")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('table.answers tbody tr').length === 1")
+    assert "search=sum-017" in page.url
+    page.get_by_role("button", name="Clear").click()
+    until(page, "document.querySelectorAll('table.answers tbody tr').length === 50")
+    page.locator("#search").fill("no such words")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".empty")
+    assert "No item fits" in page.locator(".empty").inner_text()
+
+
+def test_sort_by_length(opened: Open) -> None:
+    page = opened("answers?folder=1")
+    page.get_by_label("Order").select_option("shortest")
+    until(page, "location.hash.includes('sort=shortest')")
+    ready(page)
+    until(page, "document.querySelector('table.answers tbody tr').textContent.includes('12 tokens')")
+    cells = texts(page.locator("table.answers tbody tr td:nth-child(5)"))
+    lengths = [int(found[1]) for text in cells if (found := re.search(r"(\d+) token", text))]
+    assert lengths == sorted(lengths)
+    assert len(lengths) == 50
+
+
+def test_pages_are_turned_by_key_and_link(opened: Open) -> None:
+    page = opened("answers?folder=1")
+    page.keyboard.press("ArrowRight")
+    until(page, "document.querySelector('.pager').textContent.includes('page 2 of 3')")
+    page.get_by_role("link", name="after").click()
+    until(page, "document.querySelector('.pager').textContent.includes('page 3 of 3')")
+    assert page.locator("table.answers tbody tr").count() == 20
+
+
+def test_the_diff_marks_what_differs(opened: Open) -> None:
+    page = opened("answers?folder=1&condition=mful&turned=wrong")
+    page.locator("table.answers a.into").nth(1).click()
+    ready(page, "Item")
+    assert page.locator("del.gone").count() >= 1
+    page.keyboard.press("t")
+    page.wait_for_selector(".text[aria-label='Both texts in one']")
+    both = page.locator(".text[aria-label='Both texts in one']")
+    assert both.locator("del.gone").count() >= 1
+    assert both.locator("ins.new").count() >= 1
+    assert "diff=inline" in page.url
+
+
+def test_j_and_k_walk_through_the_filtered_list(opened: Open) -> None:
+    page = opened("answers?folder=1&condition=mful&turned=wrong")
+    items = texts(page.locator("table.answers a.into"))
+    page.locator("table.answers a.into").first.click()
+    ready(page, items[0])
+    page.keyboard.press("j")
+    ready(page, items[1])
+    page.keyboard.press("k")
+    ready(page, items[0])
+    page.keyboard.press("Escape")
+    ready(page, "Answers")
+    assert page.locator(".tile.wrong[aria-pressed=true]").count() == 1
+
+
+def test_a_link_shows_the_same_view(opened: Open) -> None:
+    first = opened("answers?folder=1&condition=mful&turned=wrong&sort=longest")
+    first.locator("table.answers a.into").nth(2).click()
+    ready(first, "Item")
+    shared = first.url.split("#")[1]
+    second = opened(shared)
+    assert second.locator("main").inner_text() == first.locator("main").inner_text()
+
+
+def test_which_items_one_model_got_wrong_and_the_other_not(opened: Open) -> None:
+    page = opened("between?folder=1")
+    page.get_by_role("link", name=re.compile("right in SmolLM2.*wrong in Qwen")).click()
+    ready(page, "Answers")
+    assert "of SmolLM2-135M-Instruct" in page.locator("main p.soft").first.inner_text()
+    page.locator("table.answers a.into").first.click()
+    ready(page, "Item")
+    sides = page.locator(".two section")
+    assert "✓ right" in sides.nth(0).inner_text()
+    assert "✗ wrong" in sides.nth(1).inner_text()
+
+
+def test_answers_are_copied_as_csv(opened: Open) -> None:
+    page = opened("answers?folder=1&condition=mful&turned=wrong", **COPY)
+    page.get_by_role("region", name="Items").get_by_role("button", name="Copy as CSV").click()
+    until(page, "[...document.querySelectorAll('.said')].some((one) => one.textContent === 'copied')")
+    lines = clipboard(page).strip().split("\n")
+    assert lines[0] == "item,reference,none_extracted,none_score,mful_extracted,mful_score,turned"
+    assert all(line.endswith(",wrong") for line in lines[1:])
+    assert len(lines) == 1 + page.locator("table.answers tbody tr").count()
+
+
+def test_hostile_answers_are_text(opened: Open) -> None:
+    page = opened("answers?folder=9")
+    assert page.title().startswith("Answers")
+    page.locator("table.answers a.into").first.click()
+    ready(page, "Item")
+    assert page.locator("main img, main script").count() == 0
+    assert "<img src=x" in page.locator(".two .text").first.inner_text()
+    assert page.title().startswith("Answer")
+
+
+# ---- likelihood ----------------------------------------------------------------------------------------------------------
+
+
+def test_likelihood_effects_tell_their_numbers(opened: Open) -> None:
+    page = opened("likelihood?folder=3")
+    mark = page.locator("svg .mark", has_text="mful")
+    mark.hover()
+    tip = page.locator(".tip").inner_text()
+    assert "Δ −0.0" in tip
+    assert "after Holm p" in tip
+    assert "verdict: drops" in tip
+    mark.click()
+    until(page, "document.querySelector('main').textContent.includes('Items by Δ solution, mful')")
+    page.get_by_label("Metric").select_option("contrast")
+    until(page, "document.querySelector('main').textContent.includes('Items by Δ contrast, mful')")
+
+
+def test_likelihood_tokens_tell_their_numbers_on_hover_and_focus(opened: Open) -> None:
+    page = opened("likelihood?folder=3&condition=mful&sort=drops&metric=solution")
+    page.locator("table.ranked a.into").first.click()
+    ready(page, "Item")
+    tokens = page.locator(".token")
+    assert tokens.count() >= 8
+    tokens.nth(1).hover()
+    assert re.search(r"token 2: .*\nΔ log p −\d", page.locator(".tip").inner_text())
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert "token 3:" in page.locator(".tip").inner_text()
+    page.keyboard.press("Escape")
+    ready(page, "Likelihood")
+
+
+# ---- live pictures -------------------------------------------------------------------------------------------------------
+
+
+def test_dose_points_tell_their_numbers(opened: Open) -> None:
+    page = opened("dose?folder=6")
+    assert page.locator("figure.chart").count() == 2
+    page.locator("figure.chart").first.locator(".mark").first.hover()
+    tip = page.locator(".tip").inner_text()
+    assert "mless, 1 tokens before-question" in tip
+    assert "for all lengths at once [" in tip
+    page.get_by_label("Metric").select_option("contrast")
+    until(page, "location.hash.includes('metric=contrast')")
+    ready(page)
+
+
+def test_placebo_fillers_and_edits_tell_their_numbers(opened: Open) -> None:
+    page = opened("placebo?folder=7")
+    page.locator("svg .mark", has_text="mless").hover()
+    assert "beyond an arbitrary edit +0.0" in page.locator(".tip").inner_text()
+    assert "verdict: rises" in page.locator(".tip").inner_text()
+    assert page.locator("svg .mark").count() == 40 + 1 + 3
+
+
+def test_the_multiverse_tells_each_specification(opened: Open) -> None:
+    page = opened("multiverse?folder=8")
+    page.locator("svg .mark").last.hover()
+    tip = page.locator(".tip").inner_text()
+    assert "template: chat" in tip
+    assert "dtype: " in tip
+    assert "no such template here" in page.locator(".refusal").inner_text()
+
+
+def test_a_forest_names_the_folder_that_does_not_fit(opened: Open) -> None:
+    page = opened("forest?folder=3")
+    page.locator("svg .mark", has_text="mean of 2 models").first.hover()
+    assert "random-effects mean over 2 models" in page.locator(".tip").inner_text()
+    assert "likelihood-c" in page.locator(".refusal").inner_text()
+    assert "they differ in task" in page.locator(".refusal").inner_text()
+    assert "mless compare" in page.locator("pre").inner_text()
+
+
+def test_a_picture_is_copied_as_svg_png_and_csv(opened: Open) -> None:
+    page = opened("dose?folder=6", **COPY)
+    figure = page.locator("figure.chart").first
+    figure.get_by_role("button", name="Copy as SVG").click()
+    until(page, "document.querySelector('.chart .said').textContent === 'copied'")
+    drawn = clipboard(page)
+    assert drawn.startswith("<svg")
+    assert "var(" not in drawn
+    assert "class=" not in drawn
+    figure.get_by_role("button", name="Copy as CSV").click()
+    until(page, "navigator.clipboard.readText().then((text) => text.startsWith('filler,placement,length'))")
+    figure.get_by_role("button", name="Copy as PNG").click()
+    until(page, "navigator.clipboard.read().then(([one]) => one.types.includes('image/png'))")
+
+
+# ---- between -------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_side_by_side_and_one_refused(opened: Open) -> None:
+    page = opened("between?folder=3")
+    assert "3 folders measured likelihood" in page.locator("main").inner_text()
+    page.locator("svg .mark", has_text="Qwen2.5-0.5B").first.hover()
+    assert "Δ contrast" in page.locator(".tip").inner_text()
+    refused = page.locator(".refusal").all_inner_texts()
+    assert any("likelihood-c" in text and "does not fit" in text for text in refused)
+
+
+# ---- everywhere ----------------------------------------------------------------------------------------------------------
+
+
+def test_keyboard_only_from_the_start_to_a_diff(opened: Open) -> None:
+    page = opened("answers?folder=1&turned=changed")
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('table.answers a.into')"):
+            break
+    page.keyboard.press("Enter")
+    ready(page, "Item")
+    page.keyboard.press("Escape")
+    ready(page, "Answers")
+
+
+def test_marks_are_walked_by_arrows(opened: Open) -> None:
+    page = opened("likelihood?folder=3")
+    page.locator("svg .mark[tabindex='0']").focus()
+    first = page.locator(".tip .first").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".tip .first").inner_text() != first
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "answers?folder=1",
+        "answer?folder=1&item=sum-002",
+        "likelihood?folder=3",
+        "dose?folder=6",
+        "multiverse?folder=8",
+        "between?folder=3",
+    ],
+)
+def test_a_phone_needs_no_sideways_scrolling(opened: Open, view: str) -> None:
+    page = opened(view, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_dark_is_dark_and_can_be_read(opened: Open) -> None:
+    page = opened("dose?folder=6", color_scheme="dark")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = page.evaluate("getComputedStyle(document.querySelector('svg .tick')).fill")
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (ground, ink)]
+    assert light[0] < 60
+    assert light[1] > 120
+
+
+# ---- without a server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    from mless.explorer import exporting
+
+    out = tmp_path_factory.mktemp("export") / "page.html"
+    kept = [paths[name] for name in ("answers", "likelihood", "dose", "placebo", "multiverse", "likelihood-b")]
+    exporting.write(exporting.compose(kept), out)
+    return out.as_uri()
+
+
+def test_an_exported_file_filters_searches_and_diffs_offline(opened: Open, exported: str) -> None:
+    page = opened("answers?folder=1&condition=mful", at=exported, offline=True)
+    page.get_by_role("button", name="turned wrong").click()
+    page.wait_for_selector(".tile.wrong[aria-pressed=true]")
+    items = texts(page.locator("table.answers a.into"))
+    assert len(items) > 3
+    page.locator("#search").fill(items[2])
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('table.answers tbody tr').length === 1")
+    page.locator("table.answers a.into").click()
+    ready(page, items[2])
+    assert page.locator("del.gone").count() >= 1
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "likelihood?folder=2",
+        "likelihood?folder=2&metric=contrast",
+        "dose?folder=3",
+        "placebo?folder=4",
+        "multiverse?folder=5",
+        "forest?folder=2",
+        "between?folder=2",
+    ],
+)
+def test_an_exported_file_holds_every_picture(opened: Open, exported: str, view: str) -> None:
+    page = opened(view, at=exported, offline=True)
+    page.wait_for_selector("svg .mark")
+    assert page.locator(".refusal[role=alert]").count() == 0
+
+
+def test_a_notebooks_frame_works_and_reaches_nothing(browser: Browser, paths: dict[str, Path], tmp_path: Path) -> None:
+    from mless.explorer import notebooks
+
+    frame = notebooks.framed([paths["likelihood"], paths["likelihood-b"]], "forest?folder=1")
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><title>notebook</title><p>A cell</p>{frame}", "utf-8")
+    page = browser.new_context(offline=True).new_page()
+    page.goto((tmp_path / "notebook.html").as_uri())
+    inner = page.frame_locator("iframe")
+    inner.locator("main h1", has_text="Forest of models").wait_for(timeout=10_000)
+    inner.get_by_role("link", name="Likelihood", exact=True).click()
+    inner.locator("main h1", has_text="Likelihood").wait_for(timeout=10_000)
+    assert page.title() == "notebook"
+    reached = page.frames[1].evaluate(
+        "(() => { try { return parent.document.title } catch (fault) { return fault.name } })()"
+    )
+    assert reached == "SecurityError"
+    page.context.close()
