@@ -77,7 +77,7 @@ def _curve(query: Query) -> Mapping[str, Any]:
     curves: dict[str, Any] = {}
     read = []
     # The last one asked for is read first.
-    added = {role: sums(folder, name, layer, wait=0.05) for role, name in reversed(names.items())}
+    added = {role: sums(folder, name, layer, wait=0.03) for role, name in reversed(names.items())}
     for role in names:
         one = added[role]
         found = None if one is None else one.curve(queries, layer, head)

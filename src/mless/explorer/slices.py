@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ pc: Any = pyarrow.compute
 QUERIES = ("original", "later")
 #: Sums of one condition may take this much memory; of a larger model one layer at a time is summed up.
 _SUM_BYTES = 96 << 20
-#: Row groups that are read before the thread looks what is wanted most.
-_AT_ONCE = 4
+#: A larger file of prompts is read row by row.
+_PROMPTS_BYTES = 16 << 20
 _COLUMNS = ["condition", "item", "layer", "head", "queries", "received", "mass"]
 
 
@@ -63,17 +64,29 @@ class Tokens:
 
 def tokens_of(folder: Folder, condition: str, item: str) -> Tokens | None:
     """One prompt; None where it is not stored."""
+    rows = _prompt_rows(folder, condition, item)
+    if not len(rows):
+        return None
+    row = rows.slice(0, 1).to_pylist()[0]
+    spans = tuple(Span(one["name"], one["start"], one["stop"]) for one in row["spans"])
+    return Tokens(Prompt(item, condition, tuple(row["token_ids"]), spans, ""), tuple(row["tokens"]))
 
-    def read() -> Tokens | None:
-        where = (pc.field("condition") == condition) & (pc.field("item") == item)
-        rows = folder.table("prompts", ["spans", "token_ids", "text", "tokens"], where).to_pylist()
-        if not rows:
-            return None
-        spans = tuple(Span(one["name"], one["start"], one["stop"]) for one in rows[0]["spans"])
-        stored = Prompt(item, condition, tuple(rows[0]["token_ids"]), spans, rows[0]["text"])
-        return Tokens(stored, tuple(rows[0]["tokens"]))
 
-    return folder.kept(("tokens", condition, item), read, lambda found: 1024 + 120 * len(found.texts if found else ()))
+def _prompt_rows(folder: Folder, condition: str, item: str) -> pa.Table:
+    """The row of a prompt. A table that fits is kept as a whole, since it lies in one row group."""
+    columns = ["condition", "item", "spans", "token_ids", "tokens"]
+    where = (pc.field("condition") == condition) & (pc.field("item") == item)
+    if (folder.path / "prompts.parquet").stat().st_size > _PROMPTS_BYTES:
+        return folder.table("prompts", columns, where)
+
+    def read() -> tuple[pa.Table, dict[tuple[str, str], int]]:
+        table = folder.table("prompts", columns).combine_chunks()
+        keys = zip(table["condition"].to_pylist(), table["item"].to_pylist(), strict=True)
+        return table, {key: at for at, key in enumerate(keys)}
+
+    table, places = folder.kept("prompts", read, lambda found: found[0].nbytes + 200 * len(found[1]))
+    at = places.get((condition, item))
+    return table.slice(at or 0, 0 if at is None else 1)
 
 
 def _originals(folder: Folder, condition: str) -> dict[str, Int[np.ndarray, " original"]]:
@@ -100,8 +113,8 @@ def received(
 ) -> Float64[np.ndarray, " tokens"] | None:
     """What each token of one prompt receives in one head; None where it is not stored."""
     found = _of_unit(folder, "attention", condition, number, layer)
-    rows = found.filter((pc.field("queries") == queries) & (pc.field("head") == head))
-    return _first(rows)
+    one = (pc.field("queries") == queries) & (pc.field("head") == head)
+    return _first(found.filter(one & (pc.field("layer") == layer)))
 
 
 def even(
@@ -110,7 +123,8 @@ def even(
     """What each token would receive from a head that spreads evenly; None where it is not stored."""
     if not folder.has("dilution"):
         return None
-    return _first(_of_unit(folder, "dilution", condition, number, layer).filter(pc.field("queries") == queries))
+    found = _of_unit(folder, "dilution", condition, number, layer)
+    return _first(found.filter((pc.field("queries") == queries) & (pc.field("layer") == layer)))
 
 
 def _first(rows: pa.Table) -> Float64[np.ndarray, " tokens"] | None:
@@ -118,7 +132,7 @@ def _first(rows: pa.Table) -> Float64[np.ndarray, " tokens"] | None:
 
 
 def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int) -> pa.Table:
-    """The rows of one item in one layer."""
+    """The rows of one item in a layer, and in those that are stored beside it."""
     columns = ["condition", "item", "layer", *(["head"] if table == "attention" else []), "queries", "received"]
     item = folder.study.items[number - 1]
     if not _grown(folder, table):
@@ -129,13 +143,16 @@ def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int
         gate = TableGate(folder.path / f"{table}.parquet", folder.about(), whole=False)
         unit, wanted = unit_of(condition, number), None
         grown = _opened(folder).grown(table, _units(folder))
-        for piece in gate.read(lambda: list(grown.pieces(columns, layer=layer, units={unit}))):
-            mine = gate.check_rows(next(rows for name, rows in piece.apart() if name == unit))
-            # A row group holds several layers. All are kept, since the next one is often asked for next.
-            for one in pc.unique(mine["layer"]).to_pylist():
-                rows = mine.filter(pc.field("layer") == one).combine_chunks()
-                folder.keep((*key, one), rows, rows.nbytes + 1024)
-                wanted = rows if one == layer else wanted
+        for group in grown.numbers_of(unit, layer):
+            piece = gate.read(lambda group=group: grown.piece(group, columns))
+            rows = next(rows for name, rows in piece.apart() if name == unit)
+            # A copy, so that the other units of the row group are not kept with it.
+            mine = gate.check_rows(rows.take(pa.array(np.arange(len(rows)))))
+            # A row group holds several layers. All are kept, since another one is often asked for next.
+            layers = pc.unique(mine["layer"]).to_pylist()
+            for one in layers:
+                folder.keep((*key, one), mine, mine.nbytes // len(layers) + 1024)
+            wanted = mine if layer in layers else wanted
         if wanted is None:
             raise BadFolder(
                 f"{folder.path}: {table}.parquet holds no layer {layer} of {condition!r}; run the study again"
@@ -143,7 +160,8 @@ def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int
         return wanted
 
     key = ("unit", table, condition, number)
-    return folder.kept((*key, layer), read, lambda rows: rows.nbytes + 1024)
+    with _SUMMING.aside():
+        return folder.kept((*key, layer), read, lambda rows: rows.nbytes + 1024)
 
 
 def _grown(folder: Folder, table: str) -> bool:
@@ -231,10 +249,14 @@ def _read_shares(folder: Folder) -> Shares:
 
 def _indices(column: pa.ChunkedArray, wanted: Sequence[str], gate: TableGate) -> Int[np.ndarray, " rows"]:
     """For each row the place of its text in a list."""
-    found = pc.index_in(column.cast(pa.string()), value_set=pa.array(wanted, pa.string()))
-    if found.null_count:
+    one = column.unify_dictionaries().combine_chunks()
+    one = one.chunk(0) if isinstance(one, pa.ChunkedArray) else one
+    known = {text: at for at, text in enumerate(wanted)}
+    places = np.array([known.get(text, -1) for text in one.dictionary.to_pylist()])
+    codes = one.indices
+    if codes.null_count or (places < 0).any():
         raise gate.refuse("has a name that study.json does not list")
-    return found.to_numpy()
+    return places[codes.to_numpy()]
 
 
 def check_digest(folder: Folder, file: Path) -> None:
@@ -279,11 +301,11 @@ class Sums:
     def step(self) -> None:
         """Read some more."""
         try:
-            for _ in range(_AT_ONCE):
-                rows = next(self._steps, None)
-                if rows is None:
-                    self.complete = True
-                    break
+            rows = next(self._steps, None)
+            if rows is None:
+                self.complete = True
+                pa.default_memory_pool().release_unused()
+            else:
                 self._add(rows)
         except MlessError as fault:
             self.fault, self.complete = fault, True
@@ -308,8 +330,8 @@ class Sums:
         gate = TableGate(folder.path / "attention.parquet", folder.about(), whole=False)
         grown = _opened(folder).grown("attention", _units(folder))
         mine = {unit_of(self.condition, n) for n in range(1, len(folder.study.items) + 1)}
-        pieces = grown.pieces(_COLUMNS, layer=one, units=mine)
-        while (piece := gate.read(lambda: next(pieces, None))) is not None:
+        for group in grown.numbers(layer=one, units=mine):
+            piece = gate.read(lambda group=group: grown.piece(group, _COLUMNS))
             for unit, rows in piece.apart():
                 if unit in mine:
                     yield gate.check_rows(rows if one is None else rows.filter(pc.field("layer") == one))
@@ -375,7 +397,21 @@ class Summing:
         self._sums: list[Sums] = []
         self._lock = threading.Condition()
         self._clock = 0
+        #: Slices that pages wait for.
+        self._reading = 0
         self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """While a slice is read for a page that waits, nothing is added up."""
+        with self._lock:
+            self._reading += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading -= 1
+                self._lock.notify_all()
 
     def want(self, sums: Sums, *, now: bool = True) -> None:
         """Ask for sums; with `now` before all others."""
@@ -394,7 +430,7 @@ class Summing:
         while True:
             with self._lock:
                 self._sums = [one for one in self._sums if not one.complete]
-                while not self._sums:
+                while self._reading or not self._sums:
                     self._lock.wait()
                     self._sums = [one for one in self._sums if not one.complete]
                 first = max(self._sums, key=lambda one: one.asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,26 @@ def _strip(query: Query) -> Mapping[str, Any]:
     plain = _need(tokens_of(folder, "none", item), folder, "none", item)
     # Refused where the original tokens are not the same: arbitrary edits change them.
     places, length = align(plain.prompt, tokens.prompt), len(tokens.texts)
+    beside = random_is_yardstick(condition, study.conditions)
+    # Each reading decodes a row group of its own, so they run side by side.
+    with ThreadPoolExecutor(3) as pool:
+        reads = {
+            name: pool.submit(received, folder, name, number, layer, head, queries)
+            for name in (condition, "none", *(["random"] if beside else []))
+        }
+        spreads = {name: pool.submit(even, folder, name, number, layer, queries) for name in (condition, "none")}
+        own = {name: one.result() for name, one in reads.items()}
+        spread = {name: one.result() for name, one in spreads.items()}
     values = {
-        "with": received(folder, condition, number, layer, head, queries),
-        "without": _moved(received(folder, "none", number, layer, head, queries), places, length),
-        "even_with": even(folder, condition, number, layer, queries),
-        "even_without": _moved(even(folder, "none", number, layer, queries), places, length),
+        "with": own[condition],
+        "without": _moved(own["none"], places, length),
+        "even_with": spread[condition],
+        "even_without": _moved(spread["none"], places, length),
         "text": None,
     }
-    if random_is_yardstick(condition, study.conditions):
+    if beside and (text := own["random"]) is not None:
         natural = _need(tokens_of(folder, "random", item), folder, "random", item)
-        own = received(folder, "random", number, layer, head, queries)
-        values["text"] = None if own is None else _moved(own[align(plain.prompt, natural.prompt)], places, length)
+        values["text"] = _moved(text[align(plain.prompt, natural.prompt)], places, length)
     return {
         "item": visible(item, keep=""),
         "number": number,

@@ -103,12 +103,24 @@ class GrownTable:
         self, columns: Sequence[str] | None = None, *, layer: int | None = None, units: Container[str] | None = None
     ) -> Iterator[Piece]:
         """Row groups in the order of the file, read by as many threads as there are cores; with `layer` or `units` those that hold some of these."""
-        numbers = [
+        return self._read(self.numbers(layer=layer, units=units), columns)
+
+    def numbers(self, *, layer: int | None = None, units: Container[str] | None = None) -> list[int]:
+        """The numbers of the row groups that hold some of these, for `piece`."""
+        return [
             number
             for number, (names, _) in enumerate(self._groups)
             if (units is None or any(name in units for name in names)) and (layer is None or self._holds(number, layer))
         ]
-        return self._read(numbers, columns)
+
+    def numbers_of(self, unit: str, layer: int) -> list[int]:
+        """The numbers of the row groups that hold a layer of a unit."""
+        return [number for number in self._where.get(unit, ()) if self._holds(number, layer)]
+
+    def piece(self, number: int, columns: Sequence[str]) -> Piece:
+        """One row group, read by this thread: for those who must not take much memory at once."""
+        with self._opened() as opened:
+            return self._piece(opened, number, columns)
 
     def each(self, columns: Sequence[str], use: Callable[[Piece], None]) -> None:
         """Every row group once, in any order; `use` is called in the thread that read it."""
