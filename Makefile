@@ -164,10 +164,7 @@ pictures: demo
 	$(PICTURE) fig3
 	$(PICTURE) fig4
 	$(PICTURE) fig7
-	$(PICTURE) --data arithmetic:1:8 --prompt chat --set accuracy.max_new_tokens=12 --set accuracy.slots=16 fig6
 	$(PICTURE) --data arithmetic:1:24 --prompt chat --set accuracy.max_new_tokens=24 --set accuracy.slots=24 fig8
-	$(PICTURE) --data arithmetic:1:12 --set accuracy.max_new_tokens=12 --set accuracy.slots=6 --set tune.c=0.05,0.32 --set tune.p1=90,99.5 \
-	  --set tune.p_min=[] --set tune.p_max=[] --set tune.method=grid tune
 
 clean:
 	rm -rf .venv .venv-vllm .venv-inspect .venv-site .venv-release build dist results .pytest_cache .ruff_cache .hypothesis

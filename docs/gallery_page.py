@@ -162,17 +162,16 @@ SHOWN: dict[str, _Shown] = {
     ),
     "diversity": _Shown(
         "pass@k and diversity",
-        "Is an item solved in one of k tries, and how different are the answers? Eight items, to show the picture.",
-        "mless figure fig6 --model smollm2 --data arithmetic:1:8 --prompt chat --set accuracy.max_new_tokens=12 --set accuracy.slots=16",
+        "Is an item solved in one of k tries, and how different are the answers? No picture here yet.",
+        "mless figure fig6 --model MODEL --data math500",
         None,
         "accuracy-statistics.md",
     ),
     "sensitivity": _Shown(
         "Sensitivity to ARM's parameters",
-        "Accuracy over c and p1 (and, in `fig12`, over the bounds of the share); one setting is then tried on untouched items. Twelve "
-        "items, to show the picture.",
-        "mless figure tune --model smollm2 --data arithmetic:1:12 --set accuracy.max_new_tokens=12 --set accuracy.slots=6 \\\n"
-        "  --set tune.c=0.05,0.32 --set tune.p1=90,99.5 --set tune.p_min=[] --set tune.p_max=[] --set tune.method=grid",
+        "Accuracy over c and p1 (and, in `fig12`, over the bounds of the share); one setting is then tried on untouched items. No "
+        "picture here yet.",
+        "mless figure tune --model smollm2",
         None,
         "tuning.md",
     ),
