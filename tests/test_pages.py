@@ -1,18 +1,26 @@
-"""The pages: the generated ones are up to date, links lead somewhere, quoted messages are still the code's own."""
+"""The pages: the generated ones are up to date, links lead somewhere, commands can be read, quoted messages are still the code's own."""
 
 from __future__ import annotations
 
 import ast
 import re
 import runpy
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from mless.cli import app
+from mless.study import load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("benchmarks/*.md")),
 ]
@@ -47,6 +55,40 @@ def test_relative_links_lead_somewhere(page):
         assert found.is_relative_to(ROOT), f"{page.name} links to {target}, outside the repository"
         if anchor and found.suffix == ".md":
             assert anchor in _anchors(found), f"{page.name} links to {target}, but {found.name} has no such heading"
+
+
+def _commands(page: Path) -> list[str]:
+    """The lines of a page's shell blocks that call mless."""
+    blocks = re.findall(
+        r"^```(?:bash|console)\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.startswith("mless ")]
+
+
+WITH_COMMANDS = [page for page in PAGES if _commands(page)]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+def test_commands_on_the_pages_can_be_read(page: Path) -> None:
+    root: Any = typer.main.get_command(app)
+    for line in _commands(page):
+        words = shlex.split(line, comments=True)[1:]
+        if "…" in line or "|" in words or words[0].startswith("--"):
+            continue  # shortened, or an option of mless itself
+        assert words[0] in root.commands, line
+        try:
+            given = root.commands[words[0]].make_context(words[0], words[1:]).params
+        except Exception as fault:  # noqa: BLE001 - whatever typer says, with the line it is about
+            pytest.fail(f"{page.name}: {line}: {fault}")
+        study = given.get("study") or given.get("name")
+        if words[0] in ("run", "figure") and not study.endswith(".toml"):
+            load_study(study)
+
+
+def test_the_tutorial_and_the_how_to_pages_have_commands() -> None:
+    named = {page.stem for page in WITH_COMMANDS}
+    assert {"tutorial", "gallery", "howto-model", "howto-data", "howto-filler", "howto-cluster", "install"} <= named
 
 
 def _messages_of_the_code() -> list[str]:

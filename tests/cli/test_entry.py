@@ -44,6 +44,29 @@ def test_the_commands_own_start_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
+def as_installed(tmp_path: Path, *words: str, **variables: str) -> str:
+    """What the installed command prints; the name it was called by matters here."""
+    code = "import sys; sys.argv[0] = 'mless'; from mless.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "HOME": str(tmp_path), **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_shells_complete_commands_and_options(tmp_path: Path) -> None:
+    asks = {"_MLESS_COMPLETE": "complete_bash"}
+    assert as_installed(tmp_path, **asks, COMP_WORDS="mless fig", COMP_CWORD="1").split() == ["figure"]
+    options = as_installed(tmp_path, **asks, COMP_WORDS="mless run --max-new", COMP_CWORD="2").split()
+    assert options == ["--max-new-tokens"]
+    as_installed(tmp_path, "--install-completion", "bash")
+    assert "complete_bash" in (tmp_path / ".bash_completions" / "mless.sh").read_text()
+    assert "mless.sh" in (tmp_path / ".bashrc").read_text()
+
+
 def test_words_that_are_no_text(command: Command, tmp_path: Path) -> None:
     """A file's name may hold any bytes; study.json and tables hold text."""
     name = os.fsdecode(b"m\xff")

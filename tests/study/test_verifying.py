@@ -65,7 +65,9 @@ def test_a_good_folder(folder: Path, tiny: Path) -> None:
     head, *rest = verification_lines(found)
     assert head == f"{folder}: whole: study.json and 5 tables are as they were written"
     assert any(line.startswith("made from: study quick, model ") and "(3 items)" in line for line in rest)
-    assert any(line.startswith("made by: mless 0.1.0 (format 4), python ") and "torch" in line for line in rest)
+    assert any(
+        line.startswith(f"made by: mless {mless.__version__} (format 4), python ") and "torch" in line for line in rest
+    )
     assert any("all equal to the last bit" in line for line in rest)
     assert rest[-1].startswith("Checksums find damage, not forgery")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

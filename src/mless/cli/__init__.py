@@ -63,7 +63,6 @@ app = typer.Typer(
     name="mless",
     help="Measure what inserted filler tokens do to a language model's attention and to its answers.",
     epilog=_EPILOG,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

