@@ -21,6 +21,9 @@ WORDS = [" the", " sum", " of", " three", " numbers", " is", " 12", ",", " and",
 FACTOR = {"mless": 0.8, "mful": 0.75, "random": 0.7}
 QUERIES = ("later", "original")
 
+#: What a page of a hostile folder would do if any of its texts became markup.
+EVIL = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
+
 
 def write_attention(
     path: Path,

@@ -12,9 +12,6 @@ import pytest
 import mless
 from stored_attention import write_attention
 
-#: What a page of a hostile folder would do if any of its texts became markup.
-EVIL = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
-
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:

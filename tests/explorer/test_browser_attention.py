@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import mless
-from conftest import EVIL
 from mless.explorer import exporting
 from mless.results.folder import ResultFolder
-from stored_attention import write_attention
+from stored_attention import EVIL, write_attention
 from synthetic import write_folder
 
 pytestmark = pytest.mark.browser
