@@ -106,6 +106,11 @@ def test_faults_are_json_with_the_way_out(client: TestClient) -> None:
     assert client.get("/elsewhere").json()["error"].startswith("there is nothing")
 
 
+@pytest.mark.parametrize("number", ["0000000000019999", "1e0", "٣", "-1", "0", "9" * 400])
+def test_a_number_out_of_range_is_not_there(client: TestClient, number: str) -> None:
+    assert client.get(f"/{TOKEN}/api/map", params={"folder": number}).status_code == 404
+
+
 def test_a_damaged_table_is_an_answer_not_a_crash(tmp_path: Path) -> None:
     folder = write_attention(tmp_path / "broken", items=4, layers=1, heads=2)
     (folder / "retained.parquet").write_bytes(b"PAR1 nothing PAR1")

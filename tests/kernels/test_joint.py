@@ -204,19 +204,21 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(size: float, mask: str 
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads"),
+    ("heads", "kv_heads", "dim", "longest"),
     [
-        (9, 3), (8, 8), (8, 1), pytest.param(32, 32, marks=pytest.mark.slow), pytest.param(40, 1, marks=pytest.mark.slow),
+        (9, 3, 32, 130), (8, 8, 32, 130), (8, 1, 32, 130), (9, 3, 64, 150), (4, 2, 128, 300), (4, 2, 64, 600),
+        pytest.param(32, 32, 32, 130, marks=pytest.mark.slow), pytest.param(40, 1, 32, 130, marks=pytest.mark.slow),
+        pytest.param(14, 2, 64, 450, marks=pytest.mark.slow), pytest.param(28, 4, 128, 200, marks=pytest.mark.slow),
     ],
-    ids=["GQA", "MHA", "MQA", "MHA, many", "MQA, many"],
+    ids=["GQA", "MHA", "MQA", "of 64", "of 128", "longer", "MHA, many", "MQA, many", "many of 64", "many of 128"],
 )  # fmt: skip
 def test_short_prompts_that_begin_together_have_the_same_bits_alone(
-    heads: int, kv_heads: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, kv_heads: int, dim: int, longest: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lengths = [130, 1, 16, 64, 65, 129, *range(2, 120, 24)]
-    monkeypatch.setattr(joint, "_TOGETHER", 1024)
-    assert len(lengths) * 130 > joint._TOGETHER
-    q, k, v = given(heads, kv_heads, 130, 32, 32, rows=len(lengths))
+    lengths = [longest, 1, 16, 64, 65, longest - 1, *range(2, longest - 10, longest // 5)]
+    monkeypatch.setattr(joint, "_TOGETHER", 8 * longest)
+    assert len(lengths) * longest > joint._TOGETHER
+    q, k, v = given(heads, kv_heads, longest, dim, dim, rows=len(lengths))
     what = asked(lengths)
     out, sums = joint.attended(q, k, v, scale=0.2, **what)  # pyright: ignore[reportArgumentType]
     wanted = reference.received(q, k, scale=0.2, **what)  # pyright: ignore[reportArgumentType]

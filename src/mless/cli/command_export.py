@@ -28,7 +28,7 @@ def export(
     *,
     options: ExportOptions,
 ) -> None:
-    """Write the explorer of result folders as one file that works from disk without a network: all maps and answers, some items' prompts."""
+    """Write the explorer of result folders as one file that works from disk without a network: all maps and verdicts, some items' prompts and answers."""
     from mless.explorer import exporting
 
     made = exporting.compose(results, items=options.items, heads=options.heads, max_mb=options.max_mb)

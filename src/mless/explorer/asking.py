@@ -53,7 +53,8 @@ class Query:
         given = self._values.get(name)
         if given is None and default is not None:
             return default
-        if given is None or not given.isascii() or not given.isdecimal() or not low <= int(given[:12]) <= high:
+        is_whole = given is not None and given.isascii() and given.isdecimal() and len(given) <= 12
+        if given is None or not is_whole or not low <= int(given) <= high:
             raise NotThere(f"{name}: expected a whole number from {low} to {high}, found {_shown(given)}")
         return int(given)
 

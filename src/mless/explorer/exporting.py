@@ -42,7 +42,9 @@ class Exported:
 def compose(
     results: Sequence[str | os.PathLike[str]], *, items: str = "1-3", heads: int = 3, max_mb: float = 30
 ) -> Exported:
-    """The page with all maps and answers, and the strips of these items in the most shifted heads of each layer. Nothing is written.
+    """The page with all maps and verdicts, lists of answers, texts of some, and the strips of these items in the most shifted heads of each layer.
+
+    Nothing is written.
 
     Refused where it would be larger than `max_mb` megabytes.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,7 +108,7 @@ def _forest(query: Query) -> dict[str, Any]:
         found = compare([one.path for one in kept], readout=readout, conditions=[condition], metric=metric, layer=layer)
     except MlessError as fault:
         raise NotThere(str(fault)) from None
-    command = ["mless compare", *(visible(str(one.path), keep="") for one in kept), "--readout", readout]
+    command = ["mless", "compare", *(str(one.path) for one in kept), "--readout", readout]
     command += ["--condition", condition, *(["--metric", metric] if len(metrics) > 1 else [])]
     return comparison_rows(found) | {
         "readouts": names,
@@ -116,7 +117,7 @@ def _forest(query: Query) -> dict[str, Any]:
         "condition": condition,
         "layers": first.about().get("layers") if row.by_layer else None,
         "refused": refused,
-        "command": " ".join([*command, *(["--layer", str(layer)] if layer else [])]),
+        "command": visible(shlex.join([*command, *(["--layer", str(layer)] if layer else [])]), keep=""),
     }
 
 

@@ -80,11 +80,13 @@ def _curve(query: Query) -> Mapping[str, Any]:
     added = {role: sums(folder, name, layer, wait=0.03) for role, name in reversed(names.items())}
     for role in names:
         one = added[role]
+        # Before the curve is: what is added meanwhile is then asked for again.
+        so_far, complete = (0, False) if one is None else (one.read, one.complete)
         found = None if one is None else one.curve(queries, layer, head)
-        if one is None or found is None:
+        if found is None:
             raise NotThere(f"{folder.name} holds no attention by token and prompts, so it has no curves")
-        read.append((one.read, one.complete))
-        enough = found["n"] >= (fewest if one.complete else min(fewest, max(2, one.read // 2)))
+        read.append((so_far, complete))
+        enough = found["n"] >= (fewest if complete else min(fewest, max(2, so_far // 2)))
         last = int(np.flatnonzero(enough).max(initial=first)) + 1
         curves[role] = {
             name: numbers(np.where(enough, found[name], np.nan)[first:last]) for name in ("mean", "lo", "hi")

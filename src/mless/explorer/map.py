@@ -95,13 +95,15 @@ def _mass(query: Query) -> Mapping[str, Any]:
             raise NotThere(
                 f"{folder.name} is too large for a map of mass; open a head, or `mless figure mass` for one layer"
             )
+        # Before the sums are: what is added meanwhile is then asked for again.
+        so_far, complete = added.read, added.complete
         mass = added.mass()
         found.append(
             {
                 "name": name,
                 "label": visible(name, keep=""),
-                "read": added.read,
-                "complete": added.complete,
+                "read": so_far,
+                "complete": complete,
                 "mass": {span: numbers(mass[..., at].reshape(-1)) for at, span in enumerate(MASS_NAMES)},
             }
         )

@@ -11,6 +11,7 @@ import json
 import secrets
 import socket
 import threading
+import traceback
 from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+_DEFECT = "this is a defect of mless; please report it with what the terminal shows"
 #: Slices that are read at the same time: each needs memory.
 _AT_ONCE = 4
 
@@ -98,13 +100,16 @@ def make_app(folders: Folders, token: str) -> Starlette:
             return _said(404, str(fault))
         except MlessError as fault:
             return _said(422, str(fault))
+        except Exception:  # noqa: BLE001 - answered here, so that a defect has the headers of every answer
+            traceback.print_exc()
+            return _said(500, _DEFECT)
         return _json(200, found)
 
     def nothing(request: Request, fault: Exception) -> Response:
         return _said(404, "there is nothing at this address; open the one that `mless show` printed")
 
     def broken(request: Request, fault: Exception) -> Response:
-        return _said(500, "this is a defect of mless; please report it with what the terminal shows")
+        return _said(500, _DEFECT)
 
     app = Starlette(
         routes=[

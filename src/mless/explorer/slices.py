@@ -35,8 +35,11 @@ from mless.values import MASS_NAMES, SPAN_NAMES, Prompt, Span
 pc: Any = pyarrow.compute
 
 QUERIES = ("original", "later")
-#: Sums of one condition may take this much memory; of a larger model one layer at a time is summed up.
+#: Sums of all conditions together may take this much memory; of a larger model one layer at a time is summed up. It is less than what a
+#: `Kept` holds, so that sums which a page shows side by side do not push each other out before they are complete.
 _SUM_BYTES = 96 << 20
+#: Sums that are not complete and are still added up. Those asked for longest ago are dropped first.
+_WAITING = 12
 #: A larger file of prompts is read row by row.
 _PROMPTS_BYTES = 16 << 20
 _COLUMNS = ["condition", "item", "layer", "head", "queries", "received", "mass"]
@@ -420,7 +423,7 @@ class Summing:
             if now or sums.asked == 0:
                 sums.asked = self._clock if now else 1e-9 / self._clock
             if sums not in self._sums and not sums.complete:
-                self._sums.append(sums)
+                self._sums = [*sorted(self._sums, key=lambda one: one.asked)[1 - _WAITING :], sums]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="mless-sums")
                 self._thread.start()
@@ -456,9 +459,10 @@ def sums(
     heads = sorted({head for found in captured.values() for head in found})
     longest = max((len(one) for one in _originals(folder, condition).values()), default=0)
     size = len(QUERIES) * len(captured) * len(heads) * longest * 20
-    if size > _SUM_BYTES and layer is None:
+    whole = size * len(folder.study.conditions) <= _SUM_BYTES
+    if not whole and layer is None:
         return None
-    layers = sorted(captured) if size <= _SUM_BYTES else [layer or 1]
+    layers = sorted(captured) if whole else [layer or 1]
     key = ("sums", condition, tuple(layers))
     found = folder.kept(key, lambda: Sums(folder, condition, layers, heads), lambda one: one.nbytes)
     _SUMMING.want(found, now=now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,8 +142,9 @@ def command_of(study: StoredStudy) -> str:
     command = study.about.get("command")
     if isinstance(command, list) and command:
         return visible(shlex.join(str(part) for part in cast("list[object]", command)), keep="")
-    if isinstance(command, str) and command:
-        return visible(command, keep="")
+    # Older folders hold it as one text. Any other text is not shown as a command to type.
+    if isinstance(command, str) and re.fullmatch(r"mless [\w./~=:,@%+ -]+", command):
+        return command
     name, model = str(study.study.get("name") or "quick"), str(study.model.get("name") or "…")
     return visible(shlex.join(["mless", "run", name, "--model", model]), keep="")
 

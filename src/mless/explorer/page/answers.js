@@ -1,7 +1,7 @@
 // Answers in pairs: what turned right, what turned wrong, by condition; filtered, searched, sorted, page by page.
 
 import { addressOf, go } from "./address.js";
-import { around, count, number, plural, tableHead } from "./chart.js";
+import { around, count, number, plural, tableHead, times } from "./chart.js";
 import { choice, h, put, table } from "./dom.js";
 import { pValue } from "./formats.js";
 import { ask, isExport } from "./source.js";
@@ -71,7 +71,7 @@ function overview(found, values) {
     h("a", { href: addressOf("answers", { ...values, condition: row.condition, turned: null, page: null }), "aria-current": row.condition === found.condition ? "true" : null, class: "into" }, row.condition === found.control ? `${row.condition} (A/A)` : row.condition),
     ...kinds.map((kind) => to(row.condition, kind, row[kind])),
     row.value === undefined || row.value === null ? "–" : `${number(100 * row.value, 1)} %`,
-    ...(tested ? [row.delta === null || row.delta === undefined ? "–" : `${number(100 * row.delta, 1, { sign: true })}${around(row.delta_lo * 100, row.delta_hi * 100, 1, { sign: true })}`, pValue(row.p_adjusted ?? row.p),
+    ...(tested ? [row.delta === null || row.delta === undefined ? "–" : `${number(100 * row.delta, 1, { sign: true })}${around(times(row.delta_lo, 100), times(row.delta_hi, 100), 1, { sign: true })}`, pValue(row.p_adjusted),
       row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"] : []),
   ]);
   const cells = () => [["condition", ...kinds, "accuracy", "delta", "delta_lo", "delta_hi", "p", "p_adjusted", "verdict"],

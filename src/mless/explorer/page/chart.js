@@ -15,6 +15,10 @@ export function number(value, digits = 3, { sign = false } = {}) {
   const shown = Number(text) === 0 ? text.replace("-", "") : sign && value > 0 ? `+${text}` : text;
   return shown.replace("-", "−");
 }
+// A number in another unit. What is not known stays so: null times something is 0 otherwise.
+export function times(value, by) {
+  return value === null || value === undefined ? null : value * by;
+}
 export function around(lo, hi, digits, options) {
   return lo === null || lo === undefined || hi === null || hi === undefined ? "" : ` [${number(lo, digits, options)}, ${number(hi, digits, options)}]`;
 }

@@ -1,7 +1,7 @@
 // How much filler, and where: Δ by length, a line for each place, a panel for each filler.
 
 import { go } from "./address.js";
-import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { ask } from "./source.js";
@@ -39,24 +39,24 @@ function panel(width, points, tests, metric, reach, digits) {
     const { colour } = styleOf(places[n]);
     const known = curve.filter((row) => row.lo_all !== null && row.hi_all !== null);
     if (known.length) {
-      const edge = [[x(0), y(0)], ...known.map((row) => [x(at(row.length)), y(row.hi_all * by)]), ...known.toReversed().map((row) => [x(at(row.length)), y(row.lo_all * by)])];
+      const edge = [[x(0), y(0)], ...known.map((row) => [x(at(row.length)), y(times(row.hi_all, by))]), ...known.toReversed().map((row) => [x(at(row.length)), y(times(row.lo_all, by))])];
       drawn.append(svg("path", { d: `M${edge.join("L")}Z`, class: `area ${colour}` }));
     }
-    drawn.append(svg("path", { d: `M${[[x(0), y(0)], ...curve.map((row) => [x(at(row.length)), y(row.delta * by)])].join("L")}`, class: `line ${colour}` }));
+    drawn.append(svg("path", { d: `M${[[x(0), y(0)], ...curve.map((row) => [x(at(row.length)), y(times(row.delta, by))])].join("L")}`, class: `line ${colour}` }));
   });
   curves.forEach((curve, n) => {
     const { kind, colour } = styleOf(places[n]);
     for (const row of curve) {
       const sure = row.p_adjusted !== null && row.p_adjusted <= 0.05;
-      const mark = svg("g", null, svg("circle", { cx: x(at(row.length)), cy: y(row.delta * by), r: 11, class: "hit" }), shape(kind, x(at(row.length)), y(row.delta * by), 4.2, { class: `${colour}${sure ? "" : " hollow"}` }));
-      drawn.append(told(mark, [`${row.filler}, ${row.length} tokens ${row.placement}`, `Δ ${metric.name} ${number(row.delta * by, digits, { sign: true })}${around(row.lo * by, row.hi * by, digits, { sign: true })} ${metric.unit}`,
-        row.lo_all === null ? null : `for all lengths at once${around(row.lo_all * by, row.hi_all * by, digits, { sign: true })}`, `${pWords(row.p)}; after Holm ${pWords(row.p_adjusted)}`, `${row.n} items`, row.skewed && "a few items decide this point"]));
+      const mark = svg("g", null, svg("circle", { cx: x(at(row.length)), cy: y(times(row.delta, by)), r: 11, class: "hit" }), shape(kind, x(at(row.length)), y(times(row.delta, by)), 4.2, { class: `${colour}${sure ? "" : " hollow"}` }));
+      drawn.append(told(mark, [`${row.filler}, ${row.length} tokens ${row.placement}`, `Δ ${metric.name} ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`,
+        row.lo_all === null ? null : `for all lengths at once${around(times(row.lo_all, by), times(row.hi_all, by), digits, { sign: true })}`, `${pWords(row.p)}; after Holm ${pWords(row.p_adjusted)}`, `${row.n} items`, row.skewed && "a few items decide this point"]));
     }
     const test = tests.find((one) => one.placement === places[n] && one.chosen && one.test_delta !== null);
     if (test) {
       const px = x(at(test.best_length)) + 9;
-      const star = svg("g", null, test.test_lo !== null && svg("line", { x1: px, x2: px, y1: y(test.test_lo * by), y2: y(test.test_hi * by), class: "whisker ink" }), shape("cross", px, y(test.test_delta * by), 5.5, { class: "ink" }));
-      drawn.append(told(star, [`best on the dev items: ${test.best_length} tokens ${test.placement}`, `on the other ${test.test_n} items Δ ${number(test.test_delta * by, digits, { sign: true })}${around(test.test_lo * by, test.test_hi * by, digits, { sign: true })}`, pWords(test.test_p)]));
+      const star = svg("g", null, test.test_lo !== null && svg("line", { x1: px, x2: px, y1: y(times(test.test_lo, by)), y2: y(times(test.test_hi, by)), class: "whisker ink" }), shape("cross", px, y(times(test.test_delta, by)), 5.5, { class: "ink" }));
+      drawn.append(told(star, [`best on the dev items: ${test.best_length} tokens ${test.placement}`, `on the other ${test.test_n} items Δ ${number(times(test.test_delta, by), digits, { sign: true })}${around(times(test.test_lo, by), times(test.test_hi, by), digits, { sign: true })}`, pWords(test.test_p)]));
     }
   });
   return drawn;
@@ -71,8 +71,8 @@ export const view = {
     const points = found.points.filter((row) => row.metric === metric.name);
     const tests = found.tests.filter((row) => row.metric === metric.name);
     const by = metric.by;
-    const reach = extent([...points.flatMap((row) => [row.delta * by, row.lo_all === null ? null : row.lo_all * by, row.hi_all === null ? null : row.hi_all * by]),
-      ...tests.filter((row) => row.chosen).flatMap((row) => [row.test_lo, row.test_hi].map((end) => (end === null ? null : end * by)))], { zero: 0 });
+    const reach = extent([...points.flatMap((row) => [times(row.delta, by), times(row.lo_all, by), times(row.hi_all, by)]),
+      ...tests.filter((row) => row.chosen).flatMap((row) => [row.test_lo, row.test_hi].map((end) => times(end, by)))], { zero: 0 });
     const digits = Math.min(5, digitsFor((reach[1] - reach[0]) / 3));
     const fillers = [...new Set(points.map((row) => row.filler))];
     const places = [...new Set(points.map((row) => row.placement))];
@@ -86,8 +86,8 @@ export const view = {
       })),
       h("h2", null, "Every line in words"),
       table(null, [["filler"], ["place"], ["slope per doubling", true], ["p (Holm)", true], ["peak: p (Holm)", true], ["best on dev items", true], ["Δ of the other items", true], ["p", true]], tests.map((row) => [row.filler, row.placement,
-        `${number(row.slope * by, digits, { sign: true })}${around(row.slope_lo * by, row.slope_hi * by, digits, { sign: true })}`, pValue(row.slope_p_adjusted), pValue(row.peak_p_adjusted),
-        `${row.best_length.toLocaleString("en")}${row.chosen ? " (chosen)" : ""}`, row.test_delta === null ? "–" : `${number(row.test_delta * by, digits, { sign: true })}${around(row.test_lo * by, row.test_hi * by, digits, { sign: true })}`, pValue(row.test_p)])),
+        `${number(times(row.slope, by), digits, { sign: true })}${around(times(row.slope_lo, by), times(row.slope_hi, by), digits, { sign: true })}`, pValue(row.slope_p_adjusted), pValue(row.peak_p_adjusted),
+        `${row.best_length.toLocaleString("en")}${row.chosen ? " (chosen)" : ""}`, row.test_delta === null ? "–" : `${number(times(row.test_delta, by), digits, { sign: true })}${around(times(row.test_lo, by), times(row.test_hi, by), digits, { sign: true })}`, pValue(row.test_p)])),
       h("p", { class: "soft small" }, `Only the row “chosen” is one comparison. Beside it, ${found.published}.`));
   },
 };

@@ -129,12 +129,16 @@ export const view = {
       curves.append(pic.element, readout, progress);
       ends.push(pic.end);
       if (!curve.complete) {
-        timer = setInterval(async () => {
-          curve = await ask("head/curve", asked).catch(() => curve);
+        // One request at a time, so that no late answer replaces a fuller one.
+        const more = async () => {
+          const found = await ask("head/curve", asked).catch(() => curve);
+          if (timer === null) return;
+          curve = found;
           pic.redraw();
           tell();
-          if (curve.complete) clearInterval(timer);
-        }, 500);
+          if (!curve.complete) timer = setTimeout(more, 500);
+        };
+        timer = setTimeout(more, 500);
       }
     } else {
       curves.append(h("p", { class: "soft" }, "This folder does not hold attention by token together with its prompts, so it has no curves and strips."));
@@ -193,7 +197,8 @@ export const view = {
     };
     document.addEventListener("keydown", keys);
     return () => {
-      clearInterval(timer);
+      clearTimeout(timer);
+      timer = null;
       document.removeEventListener("keydown", keys);
       ends.forEach((end) => end());
     };

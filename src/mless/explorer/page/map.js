@@ -236,14 +236,18 @@ export const view = {
 
     let timer = null;
     if (byMass && !mass.complete) {
-      timer = setInterval(async () => {
-        mass = await ask("map/mass", { folder }).catch(() => mass);
+      // One request at a time, so that no late answer replaces a fuller one.
+      const more = async () => {
+        const fuller = await ask("map/mass", { folder }).catch(() => mass);
+        if (timer === null) return;
+        mass = fuller;
         measure = measureOf(shown, found, mass);
         pic.redraw();
         say();
-        if (mass.complete) clearInterval(timer);
-      }, 600);
+        if (!mass.complete) timer = setTimeout(more, 600);
+      };
+      timer = setTimeout(more, 600);
     }
-    return () => { clearInterval(timer); pic.end(); };
+    return () => { clearTimeout(timer); timer = null; pic.end(); };
   },
 };

@@ -1,7 +1,7 @@
 // The specification curve: one comparison in every specification, sorted by Δ, above a matrix of the settings.
 
 import { go } from "./address.js";
-import { around, canvas, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told, VERDICT_SHAPE } from "./chart.js";
+import { around, canvas, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
@@ -16,13 +16,13 @@ function draw(width, curve, metric, settings, digits) {
   const lines = Object.entries(curve.varied).flatMap(([name, values]) => [{ heading: settings[name] ?? name }, ...values.map((value) => ({ name, value }))]);
   const height = tall + lines.length * line + 18;
   const x = linear([-0.7, rows.length - 0.3], [left, width - 8]);
-  const reach = extent(rows.flatMap((row) => [row.delta * by, row.lo === null ? null : row.lo * by, row.hi === null ? null : row.hi * by]), { zero: 0 });
+  const reach = extent(rows.flatMap((row) => [times(row.delta, by), times(row.lo, by), times(row.hi, by)]), { zero: 0 });
   const y = linear(reach, [tall - 14, 10]);
   const size = Math.min(5, Math.max(1.4, (0.36 * (width - left)) / Math.max(1, rows.length)));
   const drawn = canvas(width, height);
   for (const [value, ends] of ticks(reach)) drawn.append(svg("line", { x1: left, x2: width - 6, y1: y(value), y2: y(value), class: "grid" }), label(left - 6, y(value) + 4, number(value, ends, { sign: true }), { class: "tick", "text-anchor": "end" }));
   drawn.append(svg("line", { x1: left, x2: width - 6, y1: y(0), y2: y(0), class: "axis" }));
-  const median = curve.test.median * by;
+  const median = times(curve.test.median, by);
   drawn.append(svg("line", { x1: left, x2: width - 6, y1: y(median), y2: y(median), class: "dashed" }));
   lines.forEach((one, at) => {
     const place = tall + at * line + 10;
@@ -32,12 +32,12 @@ function draw(width, curve, metric, settings, digits) {
   rows.forEach((row, at) => {
     const colour = VERDICT_COLOUR[row.verdict] ?? "open";
     const group = svg("g", null, svg("rect", { x: x(at) - Math.max(2, (width - left) / rows.length / 2), y: 4, width: Math.max(4, (width - left) / rows.length), height: height - 8, class: "hit" }));
-    if (row.lo !== null && row.hi !== null) group.append(svg("line", { x1: x(at), x2: x(at), y1: y(row.lo * by), y2: y(row.hi * by), class: `whisker thin ${colour}` }));
-    group.append(shape(VERDICT_SHAPE[row.verdict] ?? "circle", x(at), y(row.delta * by), size, { class: colour }));
+    if (row.lo !== null && row.hi !== null) group.append(svg("line", { x1: x(at), x2: x(at), y1: y(times(row.lo, by)), y2: y(times(row.hi, by)), class: `whisker thin ${colour}` }));
+    group.append(shape(VERDICT_SHAPE[row.verdict] ?? "circle", x(at), y(times(row.delta, by)), size, { class: colour }));
     lines.forEach((one, n) => {
       if (!one.heading && row[one.name] === one.value) group.append(shape("square", x(at), tall + n * line + 10, Math.min(size, 3.6), { class: colour }));
     });
-    drawn.append(told(group, [`specification ${row.specification}: Δ ${number(row.delta * by, digits, { sign: true })}${around(row.lo * by, row.hi * by, digits, { sign: true })} ${metric.unit}`, `${pWords(row.p)}; ${row.verdict}; ${row.n} items`,
+    drawn.append(told(group, [`specification ${row.specification}: Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`, `${pWords(row.p)}; ${row.verdict}; ${row.n} items`,
       ...Object.keys(curve.varied).map((name) => `${settings[name] ?? name}: ${row[name] ?? "–"}`), row.skewed && "a few items decide it"]));
   });
   return drawn;
@@ -53,13 +53,13 @@ export const view = {
     const metric = there.find((one) => one.name === values.metric) ?? there[0];
     const curve = found.curves.find((one) => one.condition === condition && one.metric === metric.name);
     const by = metric.by;
-    const digits = Math.min(5, digitsFor(Math.max(...curve.rows.map((row) => Math.abs(row.delta * by)), 1e-9)));
+    const digits = Math.min(5, digitsFor(Math.max(...curve.rows.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
     const effects = found.effects.filter((row) => row.condition === condition && row.metric === metric.name);
     place.append(h("h1", null, `Multiverse: ${found.title}`),
       h("p", { class: "soft" }, "Each mark is one specification, with its 95 % interval over items, sorted. The squares below say which value of each setting it has. A setting that decides has its squares of one value on one side."),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), condition, (name) => go("multiverse", { ...values, condition: name })),
         choice("Metric", there.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go("multiverse", { ...values, metric: name }))),
-      h("div", { class: "verdict" }, h("p", null, `${condition}, ${metric.name}: ${curve.words}.`), h("p", null, `Median Δ ${number(curve.test.median * by, digits, { sign: true })} ${metric.unit} (${pWords(curve.test.p_median)}); so many one way: ${pWords(curve.test.p_either)}.`)),
+      h("div", { class: "verdict" }, h("p", null, `${condition}, ${metric.name}: ${curve.words}.`), h("p", null, `Median Δ ${number(times(curve.test.median, by), digits, { sign: true })} ${metric.unit} (${pWords(curve.test.p_median)}); so many one way: ${pWords(curve.test.p_either)}.`)),
       legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word }))),
       picture(`${condition}: Δ ${metric.name} in ${curve.rows.length} specifications`, (width) => draw(width, curve, metric, found.settings, digits), () => [["specification", "condition", "metric", ...Object.keys(curve.varied), "n", "delta", "lo", "hi", "p", "verdict"],
         ...curve.rows.map((row) => [row.specification, row.condition, row.metric, ...Object.keys(curve.varied).map((name) => row[name]), row.n, row.delta, row.lo, row.hi, row.p, row.verdict])],
@@ -67,7 +67,7 @@ export const view = {
     if (curve.reasons.length) place.append(h("p", { class: "refusal" }, `Left out: ${curve.test.left_out} specifications. ${curve.reasons.join("; ")}`));
     if (effects.length) {
       place.append(h("h2", null, "Which setting decides"), table(null, [["setting"], ["value"], ["specifications", true], ["rises", true], ["drops", true], ["mean Δ", true], ["range of the setting", true], ["p (Holm)", true], ["turns the verdict in"]],
-        effects.map((row) => [found.settings[row.setting] ?? row.setting, row.value, row.specifications, row.rises, row.drops, number(row.delta === null ? null : row.delta * by, digits, { sign: true }), number(row.range === null ? null : row.range * by, digits), pValue(row.range_p_adjusted), `${row.turned} of ${row.pairs} pairs`])));
+        effects.map((row) => [found.settings[row.setting] ?? row.setting, row.value, row.specifications, row.rises, row.drops, number(times(row.delta, by), digits, { sign: true }), number(times(row.range, by), digits), pValue(row.range_p_adjusted), `${row.turned} of ${row.pairs} pairs`])));
     }
   },
 };

@@ -1,7 +1,7 @@
 // Named fillers among arbitrary edits: a dot for each edit, the fillers below.
 
 import { go } from "./address.js";
-import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
@@ -18,7 +18,7 @@ function draw(width, edits, fillers, metric, kinds, digits, said) {
   // Dots that would overlap lie on each other.
   const stacks = new Map();
   const dots = edits.toSorted((a, b) => a.delta - b.delta).map((row) => {
-    const bin = Math.round(x(row.delta * by) / DOT);
+    const bin = Math.round(x(times(row.delta, by)) / DOT);
     stacks.set(bin, (stacks.get(bin) ?? 0) + 1);
     return [row, stacks.get(bin)];
   });
@@ -33,20 +33,20 @@ function draw(width, edits, fillers, metric, kinds, digits, said) {
     label(names - 12, top - 2, cut(`${edits.length} edits`, names), { class: "name", "text-anchor": "end" }));
   for (const [row, place] of dots) {
     const at = kinds.indexOf(row.kind);
-    const mark = shape(at, x(row.delta * by), top - place * DOT + 3, 3.9, { class: COLOURS[at % COLOURS.length] });
-    drawn.append(told(mark, [`an edit: ${said[row.kind] ?? row.kind}`, `Δ ${number(row.delta * by, digits, { sign: true })}${around(row.lo * by, row.hi * by, digits, { sign: true })} ${metric.unit}`, `text: ${JSON.stringify(cut(row.text, 340))}`]));
+    const mark = shape(at, x(times(row.delta, by)), top - place * DOT + 3, 3.9, { class: COLOURS[at % COLOURS.length] });
+    drawn.append(told(mark, [`an edit: ${said[row.kind] ?? row.kind}`, `Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`, `text: ${JSON.stringify(cut(row.text, 340))}`]));
   }
   const first = fillers[0];
   const rows = [{ name: "mean of the edits", value: first.edits_mean, lo: first.edits_lo, hi: first.edits_hi, colour: "ink", kind: "diamond",
-    told: ["the mean of all edits", `Δ ${number(first.edits_mean * by, digits, { sign: true })}${around(first.edits_lo * by, first.edits_hi * by, digits, { sign: true })}`, `edits differ by ${number(first.edits_sd * by, digits)} (sd without the items' noise)`] },
+    told: ["the mean of all edits", `Δ ${number(times(first.edits_mean, by), digits, { sign: true })}${around(times(first.edits_lo, by), times(first.edits_hi, by), digits, { sign: true })}`, `edits differ by ${number(times(first.edits_sd, by), digits)} (sd without the items' noise)`] },
   ...fillers.map((row) => ({ name: row.condition, value: row.delta, lo: row.delta_lo, hi: row.delta_hi, colour: VERDICT_COLOUR[row.verdict] ?? "open", kind: "square", hollow: row.verdict === "undecided",
-    told: [row.condition, `Δ ${number(row.delta * by, digits, { sign: true })}${around(row.delta_lo * by, row.delta_hi * by, digits, { sign: true })} ${metric.unit}`, `beyond an arbitrary edit ${number(row.specific * by, digits, { sign: true })}${around(row.specific_lo * by, row.specific_hi * by, digits, { sign: true })}`,
-      `above ${Math.round(100 * row.percentile)} % of the edits; ${pWords(row.p)}`, `verdict: ${row.verdict}`] }))];
+    told: [row.condition, `Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.delta_lo, by), times(row.delta_hi, by), digits, { sign: true })} ${metric.unit}`, `beyond an arbitrary edit ${number(times(row.specific, by), digits, { sign: true })}${around(times(row.specific_lo, by), times(row.specific_hi, by), digits, { sign: true })}`,
+      `above ${number(times(row.percentile, 100), 0)} % of the edits; ${pWords(row.p)}`, `verdict: ${row.verdict}`] }))];
   rows.forEach((row, at) => {
     const y = top + at * line + line / 2 + 8;
     const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }), label(names - 12, y + 4, cut(row.name, names - 14), { class: "name", "text-anchor": "end" }));
-    if (row.lo !== null && row.hi !== null) group.append(svg("line", { x1: x(row.lo * by), x2: x(row.hi * by), y1: y, y2: y, class: `whisker ${row.colour}` }));
-    group.append(shape(row.kind, x(row.value * by), y, 5.2, { class: `${row.colour}${row.hollow ? " hollow" : ""}` }));
+    if (row.lo !== null && row.hi !== null) group.append(svg("line", { x1: x(times(row.lo, by)), x2: x(times(row.hi, by)), y1: y, y2: y, class: `whisker ${row.colour}` }));
+    group.append(shape(row.kind, x(times(row.value, by)), y, 5.2, { class: `${row.colour}${row.hollow ? " hollow" : ""}` }));
     drawn.append(told(group, row.told));
   });
   return drawn;
@@ -62,7 +62,7 @@ export const view = {
     const edits = found.edits.filter((row) => row.metric === metric.name);
     const fillers = found.fillers.filter((row) => row.metric === metric.name);
     const kinds = Object.keys(found.kinds).filter((kind) => edits.some((row) => row.kind === kind));
-    const digits = Math.min(5, digitsFor(Math.max(...edits.map((row) => Math.abs(row.delta * by)), 1e-9)));
+    const digits = Math.min(5, digitsFor(Math.max(...edits.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
     place.append(h("h1", null, `Placebo: ${found.title}`),
       h("p", { class: "soft" }, "Each dot is an arbitrary edit of the same length at the same place: its mean change against no filler. A filler that does what any edit does lies among the dots."),
       h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go("placebo", { ...values, metric: name }))),
@@ -72,8 +72,8 @@ export const view = {
       { name: `placebo-${metric.name}`, proof: [values.folder ?? 1, "edits", { metric: metric.name }, "The fillers stand in placebo.parquet."] }),
       h("h2", null, "Each filler in words"),
       table(null, [["filler"], ["Δ", true], ["beyond an arbitrary edit", true], ["above so many edits", true], ["p", true], ["verdict"]], fillers.map((row) => [row.condition,
-        `${number(row.delta * by, digits, { sign: true })}${around(row.delta_lo * by, row.delta_hi * by, digits, { sign: true })}`, `${number(row.specific * by, digits, { sign: true })}${around(row.specific_lo * by, row.specific_hi * by, digits, { sign: true })}`,
-        `${Math.round(100 * row.percentile)} %${around(100 * row.percentile_lo, 100 * row.percentile_hi, 0)}`, pValue(row.p), h("span", { class: row.verdict }, row.verdict)])),
+        `${number(times(row.delta, by), digits, { sign: true })}${around(times(row.delta_lo, by), times(row.delta_hi, by), digits, { sign: true })}`, `${number(times(row.specific, by), digits, { sign: true })}${around(times(row.specific_lo, by), times(row.specific_hi, by), digits, { sign: true })}`,
+        `${number(times(row.percentile, 100), 0)} %${around(times(row.percentile_lo, 100), times(row.percentile_hi, 100), 0)}`, pValue(row.p), h("span", { class: row.verdict }, row.verdict)])),
       h("p", { class: "soft small" }, `p is never below 1 / (edits + 1) = ${number(1 / (edits.length + 1), 3)}, and it is of one filler by itself.`));
   },
 };
