@@ -43,22 +43,22 @@ MODELS = (
     Model("405B (Llama 3.1)", 405.9, 401.6, 126, 128),
 )
 
-#: Operations a second of plain forwards: 2 × 6.53e9 weights × 278,380 tokens in 7.84 s (h200-study, run 2).
-RATE = 2 * 6.53e9 * 278_380 / 7.84
+#: Operations a second of plain forwards: 2 × 6.53e9 weights × 256,380 tokens in 7.19 s (h200-study, run 2).
+RATE = 2 * 6.53e9 * 256_380 / 7.19
 #: Seconds a group and layer that the thread that starts kernels takes on top: (15.4 − 13.0 s) for 33 groups more of 28 layers (tried.md).
 LAUNCH = 2.4 / 33 / 28
 #: Seconds a byte of received attention, for what is copied from the GPU and made into tables beside the forwards (the rest of those 13.0 s).
-COPY = (13.0 - 7.84 - 36 * 28 * LAUNCH) / 1.746e9
+COPY = (13.0 - 7.19 - 36 * 28 * LAUNCH) / 1.608e9
 #: Bytes of the folder over bytes of received attention (h200-study, both runs).
-FOLDER = 0.562
+FOLDER = 0.61
 #: Bytes a second of received attention that one core of the driver takes (driver.py, `writing`, 28 × 28, half of what two cores take).
 ENCODED = 30e6
-#: Bytes a second at which weights are read: 15.2 GB in 3.09 s (h200-study, run 2; from a file that had just been written).
-READ = 15.2e9 / 3.09
+#: Bytes a second at which weights are read: 15.2 GB in 2.75 s (h200-study, run 2; from a file that had just been written).
+READ = 15.2e9 / 2.75
 #: Seconds to test and bytes of a row of `shares` in memory and on the disk (docs/scale.md).
 SHARE_S, SHARE_MEMORY, SHARE_DISK = 0.6e-6, 92.25, 14.6
-#: Seconds to test a head of 500 items (what is left of h200-study's 2.26 s), and bytes of the process beside what is counted (of its 1.94 GB).
-TEST_S, BASE = 0.8 / 784 / 500, 1.1e9
+#: Seconds to test a head of 500 items (what is left of h200-study's 1.87 s), and bytes of the process beside what is counted (of its 1.84 GB).
+TEST_S, BASE = 0.41 / 784 / 500, 1.0e9
 #: The driver's own limits (mless.results.storing, mless.study.writing, mless.study.sharing).
 PART_TOKENS, WAITING, ANSWERS = 4096, GIB, 2
 
@@ -69,7 +69,7 @@ class Study:
     items: int
     gpus: int = 1
     conditions: int = 4
-    tokens: float = 139.2  # a prompt, in the mean: MATH-500 in `quick`
+    tokens: float = 128.2  # a prompt, in the mean: MATH-500 in `quick`
     group: int = 8192
     cores: int = 16
     #: GPUs that hold one copy of the model.
@@ -97,7 +97,7 @@ class Study:
     @property
     def measuring_s(self) -> float:
         """By one worker."""
-        groups = self.units * self.tokens / self.group * 1.04  # padding: 290,137 tokens for 278,380
+        groups = self.units * self.tokens / self.group * 1.13  # padding: 290,137 tokens for 256,380
         return self.forwards_s + LAUNCH * self.model.layers * groups + COPY * self.floats
 
     @property
