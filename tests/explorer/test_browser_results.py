@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ Browser = Locator = Page = Any
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = os.environ.get("MLESS_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>"
 OTHER = {"name": "qwen", "label": "Qwen2.5-0.5B", "fingerprint": "ab" * 16, "layers": 24, "heads": 14}
 Open = Callable[..., Any]
@@ -53,17 +50,6 @@ def address(paths: dict[str, Path]) -> Iterator[str]:
     running = show(list(paths.values()), browser=False)
     yield running.address
     running.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the path, and none named by $MLESS_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
