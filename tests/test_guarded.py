@@ -54,7 +54,7 @@ def asked(starts: Starts, questions: list[tuple[str, str]], processes: int) -> l
         assert place not in found
         found[place] = answer
 
-    ask_all(starts, questions, processes, take)
+    ask_all([Replaced(starts) for _ in range(processes)], questions, take)
     assert starts.alive == 0
     return [found[place] for place in range(len(questions))]
 
@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_from_outside_is_replaced_and_costs_nothing(tmp
             kill_waiting(sign)
         found[place] = said([answer])[0]
 
-    ask_all(starts, [(WAITS, str(sign)), *sums(120)], 2, take)
+    ask_all([Replaced(starts) for _ in range(2)], [(WAITS, str(sign)), *sums(120)], take)
     assert found.pop(0) == "other value"
     assert set(found) == set(range(1, 121))
     assert set(found.values()) == {"same value"}
@@ -145,14 +145,14 @@ def test_an_interrupt_leaves_no_process_behind(starts: Starts, fault: type[BaseE
         raise fault
 
     with pytest.raises(fault):
-        ask_all(starts, [*sums(60), (HANGS, "x")], 2, take)
+        ask_all([Replaced(starts) for _ in range(2)], [*sums(60), (HANGS, "x")], take)
     assert starts.alive == 0
 
 
 def test_processes_that_do_not_start_are_said_once() -> None:
     starts = Starts(*["no_such_module_at_all"] * 10)
     with pytest.raises(MlessError, match="No module named 'no_such_module_at_all'"):
-        ask_all(starts, sums(30), 3, lambda place, answer: None)
+        ask_all([Replaced(starts) for _ in range(3)], sums(30), lambda place, answer: None)
 
 
 def test_nothing_to_ask_starts_nothing(starts: Starts) -> None:

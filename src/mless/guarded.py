@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -24,8 +25,10 @@ _START_SECONDS = 120.0
 #: Faults after which a process is not to be used again.
 _ENDING = ("time", "memory", "crash")
 #: Questions that are sent together, at most, and their bytes: a pipe holds 64 KB, and a process that is busy does not empty it.
-_BATCH = 32
+_BATCH = 128
 _BATCH_BYTES = 1 << 14
+#: Answers are handed over together, and at least this often.
+_HAND_OVER_SECONDS = 0.2
 #: The variables that the process inherits: where libraries lie, and how text and times are written. No key is among them.
 _INHERITED = (
     "LANG",
@@ -140,12 +143,17 @@ class Guarded:
 
 
 class Replaced:
-    """A guarded process that starts when it is first asked, and again after a fault. For one thread at a time."""
+    """A guarded process that starts when it is first asked, or at `begin`, and again after a fault. For one thread at a time."""
 
     def __init__(self, start: Callable[[], Guarded]) -> None:
         self._start = start
         self.process: Guarded | None = None
         self._stopped = False
+
+    def begin(self) -> None:
+        """Starts it now, for questions that come later. Why it does not start is said at the first one."""
+        with contextlib.suppress(MlessError):
+            self.process = self.process or self._start()
 
     def ask(self, *question: object) -> dict[str, Any]:
         return next(self.ask_in_turn([_line(question)]))
@@ -187,23 +195,19 @@ class Replaced:
             self.process = None
 
 
-#: An answer with its place; at a thread's end None, or the fault that ended it.
-_Answers = queue.SimpleQueue[tuple[int, dict[str, Any]] | BaseException | None]
+#: A batch's answers with the first one's place; at a thread's end None, or the fault that ended it.
+_Answers = queue.SimpleQueue[tuple[int, list[dict[str, Any]]] | BaseException | None]
 
 
 def ask_all(
-    start: Callable[[], Guarded],
-    questions: Sequence[Sequence[object]],
-    processes: int,
-    take: Callable[[int, dict[str, Any]], None],
+    workers: Sequence[Replaced], questions: Sequence[Sequence[object]], take: Callable[[int, dict[str, Any]], None]
 ) -> None:
-    """Shares the questions out among so many processes. `take` gets each one's place and answer, as they come, in this thread.
+    """Shares the questions out among the workers, and ends them. `take` gets each one's place and answer, as they come, in this thread.
 
     Processes that do not start leave their questions to the others. Where none starts, that is an error.
     """
     answers: _Answers = queue.SimpleQueue()
-    batches = _Batches(questions, processes)
-    workers = [Replaced(start) for _ in range(processes)]
+    batches = _Batches(questions, len(workers))
 
     threads: list[threading.Thread] = []
     left = len(questions)
@@ -214,14 +218,16 @@ def ask_all(
             threads.append(thread)
         working = len(threads)
         while left and working:
-            answer = answers.get()
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is None:
+            batch = answers.get()
+            if isinstance(batch, BaseException):
+                raise batch
+            if batch is None:
                 working -= 1
                 continue
-            left -= 1
-            take(*answer)
+            first, taken = batch
+            left -= len(taken)
+            for place, answer in enumerate(taken, first):
+                take(place, answer)
         # What processes gave back that did not start: one more is tried, and says why.
         for first, lines in iter(batches.next, None):
             for place, answer in enumerate(workers[0].ask_in_turn(lines), first):
@@ -241,14 +247,19 @@ def _work(worker: Replaced, batches: _Batches, answers: _Answers) -> None:
     fault: BaseException | None = None
     try:
         for first, lines in iter(batches.next, None):
-            place = first
+            place, taken, since = first, list[dict[str, Any]](), time.monotonic()
             try:
                 for answer in worker.ask_in_turn(lines):
-                    answers.put((place, answer))
-                    place += 1
+                    taken.append(answer)
+                    # Several at once: to wake the thread that takes them costs as much as judging a plain answer.
+                    if time.monotonic() - since > _HAND_OVER_SECONDS:
+                        answers.put((place, taken))
+                        place, taken, since = place + len(taken), [], time.monotonic()
             except MlessError:
-                batches.give_back(place, lines[place - first :])
+                batches.give_back(place + len(taken), lines[place + len(taken) - first :])
                 return
+            finally:
+                answers.put((place, taken))
     except BaseException as caught:  # noqa: BLE001  the thread that waits for answers must hear of it
         fault = caught
     finally:

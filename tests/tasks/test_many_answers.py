@@ -12,6 +12,7 @@ import pytest
 
 import guarded_worker
 from guarded_worker import DIES, HANGS, WAITS, kill_waiting
+from mless import tasks
 from mless.errors import BadStudy, MlessError
 from mless.guarded import Guarded
 from mless.results import sealing
@@ -169,3 +170,46 @@ def test_texts_are_not_held_a_second_time_while_they_are_judged() -> None:
         tracemalloc.stop()
     assert sum(found.column("correct").to_pylist()) == 10
     assert peak < of_texts / 3
+
+
+def test_workers_start_while_answers_are_still_being_found(watched: Watched) -> None:
+    started: list[int] = []
+
+    class Found(list[tuple[str, str]]):
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            for pair in super().__iter__():
+                yield pair
+                started.append(len(watched.made))
+
+    with Grader(workers=2, limit=20) as one:
+        assert one.grade_many(Found(sums(30))) == [EQUAL] * 30
+    assert started[9:13] == [0, 1, 2, 2]
+    assert len(watched.made) == 2
+
+
+def test_a_fault_while_answers_are_being_found_leaves_no_worker_behind(watched: Watched) -> None:
+    class Found(list[tuple[str, str]]):
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            yield from super().__iter__()
+            raise KeyboardInterrupt
+
+    with Grader(workers=2, limit=20) as one, pytest.raises(KeyboardInterrupt):
+        one.grade_many(Found(sums(30)))
+    assert len(watched.made) == 2
+    assert all(one._process.poll() is not None for one in watched.made)
+
+
+def test_a_grader_of_your_own_may_take_any_pair_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    class Backwards(Grader):
+        def grade_many(self, pairs: Sequence[Any], progress: Any = None) -> list[Grade]:
+            seen.extend([len(pairs), pairs[-1][1], [pair[1] for pair in pairs[:2]], pairs[0][0].text])
+            return [self.grade(*pair) for pair in pairs]
+
+    monkeypatch.setattr(tasks.GRADERS, "get", lambda name: Backwards)
+    table = judged(
+        replies(["so 4", "so 5", "so 7"]), [Item(f"q{n}", "?", str(n + 4)) for n in range(3)], "own", AccuracyTable()
+    )
+    assert seen == [3, "6", ["4", "5"], "4"]
+    assert table.column("correct").to_pylist() == [True, True, False]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -37,8 +37,7 @@ def judged(
     clusters = {item.id: item.cluster for item in items}
     references = {item.id: (item.answer or "") if by_tests else tasks.reference_of(item) for item in items}
     asked: list[str] = replies.column("item").to_pylist()
-    # One text at a time: all of them as Python's strings would be held beside the table.
-    found = [tasks.extract(text.as_py(), rules) for text in replies.column("text")]
+    pairs = _Pairs(replies.column("text"), rules, [references[item] for item in asked])
 
     def step(done: int, total: int) -> None:
         # Drawing a bar takes as long as a plain answer's judgement.
@@ -46,7 +45,8 @@ def judged(
             progress.step("judging", done, total)
 
     with maker() as grader:
-        grades = grader.grade_many([(one, references[item]) for one, item in zip(found, asked, strict=True)], step)
+        grades = grader.grade_many(pairs, step)
+    found = pairs.found
     made: dict[str, list[Any]] = {
         "extracted": [one.text for one in found],
         "correct": [grade.correct for grade in grades],
@@ -54,11 +54,43 @@ def judged(
         "how": [one.how for one in found],
         "disagree": [grade.disagree for grade in grades],
         "stated": [one.stated for one in found],
-        "reference": [references[item] for item in asked],
+        "reference": pairs.references,
         "cluster": [clusters[item] for item in asked],
     }
     columns = [pa.array(made[one.name], one.type) if one.name in made else replies.column(one.name) for one in ANSWERS]
     return pa.table(columns, schema=ANSWERS).combine_chunks()
+
+
+class _Pairs(Sequence[tuple[tasks.Extracted, str]]):
+    """Answers with their references. Each answer is found when its pair is asked for, so that a grader's workers can start meanwhile."""
+
+    def __init__(self, texts: pa.ChunkedArray, rules: Sequence[tasks.Rule], references: list[str]) -> None:
+        self._texts, self._rules, self.references = texts, rules, references
+        self._found: list[tasks.Extracted] = []
+
+    @property
+    def found(self) -> list[tasks.Extracted]:
+        # One text at a time: all of them as Python's strings would be held beside the table.
+        self._found += (tasks.extract(text.as_py(), self._rules) for text in self._texts[len(self._found) :])
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[tasks.Extracted, str]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[tasks.Extracted, str]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[tasks.Extracted, str] | list[tuple[tasks.Extracted, str]]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        return self.found[place], self.references[place]
+
+    def __iter__(self) -> Iterator[tuple[tasks.Extracted, str]]:
+        for place, text in enumerate(self._texts):
+            if place == len(self._found):
+                self._found.append(tasks.extract(text.as_py(), self._rules))
+            yield self._found[place], self.references[place]
 
 
 def _rules_of(task: str) -> tuple[tasks.Rule, ...]:

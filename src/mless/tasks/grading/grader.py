@@ -11,7 +11,7 @@ from typing import Any
 from mless.errors import BadData, BadStudy
 from mless.guarded import Guarded, Replaced, ask_all, usable_cores
 from mless.tasks.extracting import Extracted
-from mless.tasks.grading.base import AnswerGrader, Grade, distinct_pairs, text_of
+from mless.tasks.grading.base import AnswerGrader, Grade, text_of
 from mless.tasks.grading.comparing import judge
 from mless.tasks.grading.worker import started
 
@@ -81,32 +81,46 @@ class Grader(AnswerGrader):
     def grade_many(
         self, pairs: Sequence[tuple[Extracted | str | None, str]], progress: Callable[[int, int], None] | None = None
     ) -> list[Grade]:
-        """One grade per pair, in order. Each distinct pair is judged once, in several workers where there are many; `progress` counts those."""
-        distinct = distinct_pairs(pairs)
-        grades = {pair: known for pair in distinct if (known := self._known_or_empty(pair))}
-        to_judge = [pair for pair in distinct if pair not in grades]
+        """One grade per pair, in order. Each distinct pair is judged once, in several workers where there are many; `progress` counts those.
+
+        The pairs are asked for one by one, and workers start as soon as those seen so far are worth them: where pairs are still being found, that
+        goes on meanwhile.
+        """
+        asked: list[tuple[str, str]] = []
+        grades: dict[tuple[str, str], Grade] = {}
+        to_judge: dict[tuple[str, str], None] = {}
+        workers: list[Replaced] = []
+        most = (self.workers or min(usable_cores(), _MOST_WORKERS)) if self.symbolic else 0
+        plain = 0
 
         def keep(pair: tuple[str, str], grade: Grade) -> None:
             grades[pair] = grade
             if progress is not None:
-                progress(len(grades), len(distinct))
+                progress(len(grades), total)
 
-        if workers := self._workers_for(to_judge):
-            ask_all(
-                self._start, to_judge, workers, lambda n, reply: keep(to_judge[n], self._grade_of(to_judge[n], reply))
-            )
-        else:
-            for pair in to_judge:
-                keep(pair, self.grade(*pair))
-        return [grades[text_of(extracted), reference] for extracted, reference in pairs]
-
-    def _workers_for(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """How many workers to share them out among; 0 where this process is as quick, with one worker for what it cannot settle."""
-        plain = sum(all(_PLAIN.fullmatch(side) for side in pair) for pair in pairs)
-        work = len(pairs) - plain + plain // _PLAIN_PER_PAIR
-        if work <= PAIRS_PER_WORKER or not self.symbolic:
-            return 0
-        return min(self.workers or min(usable_cores(), _MOST_WORKERS), -(-work // PAIRS_PER_WORKER))
+        try:
+            for extracted, reference in pairs:
+                asked.append(pair := (text_of(extracted), reference))
+                if pair in grades or pair in to_judge:
+                    continue
+                if known := self._known_or_empty(pair):
+                    grades[pair] = known
+                    continue
+                to_judge[pair] = None
+                plain += all(_PLAIN.fullmatch(side) for side in pair)
+                if len(workers) < min(most, _workers_for(len(to_judge), plain)):
+                    workers.append(Replaced(self._start))
+                    workers[-1].begin()
+            total, judging = len(grades) + len(to_judge), list(to_judge)
+            if workers:
+                ask_all(workers, judging, lambda n, reply: keep(judging[n], self._grade_of(judging[n], reply)))
+            else:
+                for pair in judging:
+                    keep(pair, self.grade(*pair))
+        finally:
+            for worker in workers:
+                worker.end()
+        return [grades[pair] for pair in asked]
 
     def _known_or_empty(self, pair: tuple[str, str]) -> Grade | None:
         """The grade of a pair that needs no judging."""
@@ -121,6 +135,12 @@ class Grader(AnswerGrader):
         if len(self._known) < _MOST_KNOWN and sum(map(len, pair)) <= _KNOWN_LENGTH:
             self._known[pair] = grade
         return grade
+
+
+def _workers_for(pairs: int, plain: int) -> int:
+    """How many workers so many pairs are worth, of which some are plain; 0 where this process is as quick, with one for what it cannot settle."""
+    work = pairs - plain + plain // _PLAIN_PER_PAIR
+    return 0 if work <= PAIRS_PER_WORKER else -(-work // PAIRS_PER_WORKER)
 
 
 def _unsettled(answer: str, reference: str) -> bool:
