@@ -34,6 +34,7 @@ BENCHMARKS = (
     "groups",
     "driver",
     "workers",
+    "judging",
 )
 PEERS = ("HF eager", "TransformerLens", "nnterp")
 TIMED = ("plain", "plain again", "ours", "layer 1", *PEERS)
@@ -54,8 +55,8 @@ def record(file: Path, name: str) -> None:
     rows = _lines(file)
     if not rows:
         sys.exit(f"{file} holds no rows: give what a benchmark wrote with --json")
-    if lost := next((row for row in rows if not isinstance(row, dict) or not {"what", "torch"} <= row.keys()), None):
-        sys.exit(f"{file} was not written by a benchmark's --json: a row has no `what` or no `torch`: {lost}")
+    if lost := next((row for row in rows if not isinstance(row, dict) or not {"what", "date"} <= row.keys()), None):
+        sys.exit(f"{file} was not written by a benchmark's --json: a row has no `what` or no `date`: {lost}")
     if not re.fullmatch(rf"[a-z0-9]+-({'|'.join(BENCHMARKS)})", name):
         sys.exit(
             f"no name for a run: {name!r}; it is MACHINE-BENCHMARK, where BENCHMARK is one of {', '.join(BENCHMARKS)}"
@@ -143,6 +144,8 @@ def aims() -> str:
     at_most("CPU (2 cores, aarch64), likelihood study over its plain forwards", 1.5, here, ".2f")
     four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
     at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
+    judged = [row["ratio"] for row in rows_of("h200host-judging", "judged", workers=16)]
+    at_least("16 cores, 20,000 answers judged by 16 workers over one", 10, judged)
     made = []
     for what, sought, found, held, form in lines:
         hit = sum(map(held, found))
@@ -410,9 +413,9 @@ def study() -> str:
 
 
 def workers() -> str:
-    head = ["workers", "threads each", "prompts a second", "over one", "whole command, s"]
-    kept = _newest(_kept("h200host-workers"))
-    fields = ("workers", "threads", "rate", "over_first", "whole_s")
+    head = ["run", "workers", "threads each", "prompts a second", "over one", "whole command, s"]
+    kept = sorted(_kept("h200host-workers"), key=lambda row: (row["run"], row["workers"]))
+    fields = ("run", "workers", "threads", "rate", "over_first", "whole_s")
     return _table(head, ([row[name] for name in fields] for row in kept))
 
 
