@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,10 @@ def main() -> None:
     counts = [int(n) for n in asked.workers.split(",")] if asked.workers else [*doubled, cores]
     about = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.machine(),
+        "cpu": platform.machine(),
         "cores": cores,
         "python": platform.python_version(),
+        "torch": version("torch"),
     }
     if asked.study:
         with tempfile.TemporaryDirectory() as work:

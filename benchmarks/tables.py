@@ -55,8 +55,8 @@ def record(file: Path, name: str) -> None:
     rows = _lines(file)
     if not rows:
         sys.exit(f"{file} holds no rows: give what a benchmark wrote with --json")
-    if lost := next((row for row in rows if not isinstance(row, dict) or not {"what", "date"} <= row.keys()), None):
-        sys.exit(f"{file} was not written by a benchmark's --json: a row has no `what` or no `date`: {lost}")
+    if lost := next((row for row in rows if not isinstance(row, dict) or not {"what", "torch"} <= row.keys()), None):
+        sys.exit(f"{file} was not written by a benchmark's --json: a row has no `what` or no `torch`: {lost}")
     if not re.fullmatch(rf"[a-z0-9]+-({'|'.join(BENCHMARKS)})", name):
         sys.exit(
             f"no name for a run: {name!r}; it is MACHINE-BENCHMARK, where BENCHMARK is one of {', '.join(BENCHMARKS)}"
