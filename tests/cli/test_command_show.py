@@ -23,7 +23,15 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_show_prints_an_address_serves_it_and_ends_with_ctrl_c(shown: Path) -> None:
     command = [sys.executable, "-m", "mless", "show", str(shown), "--no-browser"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        # Tests that run in the background of a shell have Ctrl-C switched off, and hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert process.stdout is not None
         address = re.search(r"http://127\.0\.0\.1:\d+/[\w-]+/", process.stdout.readline())
