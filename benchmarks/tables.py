@@ -142,6 +142,8 @@ def aims() -> str:
     )
     here = [row["ratio"] for row in _kept("aarch64-likelihood")]
     at_most("CPU (2 cores, aarch64), likelihood study over its plain forwards", 1.5, here, ".2f")
+    eight = [row["ratio"] for row in _kept("h200host-likelihood")]
+    at_most("CPU (8 cores, x86), the same with 100 items", 1.5, eight, ".2f")
     four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
     at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
     judged = [row["ratio"] for row in rows_of("h200host-judging", "judged", workers=16)]
@@ -393,7 +395,7 @@ def likelihood() -> str:
     """Every recorded run, on each machine."""
     names = ("machine", "run", "items", "rows", "plain forwards, s", "measuring", "finishing", "drawing")
     made = []
-    for machine in ("h200", "aarch64"):
+    for machine in ("h200", "aarch64", "h200host"):
         for row in sorted(_kept(f"{machine}-likelihood"), key=lambda row: row["run"]):
             plain = min(seconds for name, seconds in row.items() if re.fullmatch(r"plain_\d+_s", name))
             rows = f"{int(re.findall(r'[0-9]+', row['what'])[0]):,}"
