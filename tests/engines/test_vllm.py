@@ -433,6 +433,22 @@ def test_a_model_divided_among_two_processes_answers_as_a_whole_one(tmp_path: Pa
 
 
 @needs_vllm
+def test_an_engine_is_a_setting_of_the_multiverse(tmp_path: Path):
+    data = tmp_path / "sums.jsonl"
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "solution": f"{n} twice is \\boxed{{{2 * n}}}."} for n in range(3)]  # fmt: skip
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = ("engine=hf,vllm", "template=raw", "system=none")
+    command = [sys.executable, "-m", "mless", "run", "multiverse", "--data", str(data), "--out", str(tmp_path / "r")]
+    command += ["--set", "likelihood.others=2", *(word for one in sets for word in ("--set", f"multiverse.{one}"))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = ResultFolder(tmp_path / "r").read_table("specifications").to_pylist()
+    assert {row["reason"] for row in found} == {None}
+    deltas = {row["engine"]: row["delta"] for row in found if row["metric"] == "solution"}
+    assert deltas["vllm"] == pytest.approx(deltas["hf"], abs=1e-3)
+
+
+@needs_vllm
 def test_a_likelihood_study_has_the_numbers_of_hf(tmp_path: Path):
     data = tmp_path / "sums.jsonl"
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "solution": f"{n} twice is \\boxed{{{2 * n}}}."} for n in range(3)]  # fmt: skip

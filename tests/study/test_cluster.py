@@ -145,6 +145,24 @@ def test_the_tables_do_not_depend_on_the_workers(
     assert "workers: 3 processes with 1 thread each" in said[cluster.address]
 
 
+@pytest.mark.parametrize(
+    "study",
+    [
+        ("multiverse", "--set", "multiverse.template=chat,raw", "--set", "multiverse.system=study"),
+        ("dose", "--set", "dose.most=8", "--set", "dose.points=3", "--set", "dose.placements=before-question"),
+        ("placebo", "--set", "placebo.edits=2"),
+    ],
+    ids=lambda study: study[0],
+)
+def test_studies_of_studies_do_not_depend_on_the_workers(study: tuple[str, ...], tmp_path: Path) -> None:
+    sums = Path(__file__).with_name("sums.jsonl")
+    whole = (*study, "--model", "smollm2", "--data", str(sums), "--set", "likelihood.others=2")
+    run(whole, tmp_path / "alone")
+    said = run(whole, tmp_path / "two", "--workers", "2", "--worker-threads", "1")
+    assert "workers: 2 processes with 1 thread each" in said
+    assert digests(tmp_path / "two") == digests(tmp_path / "alone")
+
+
 def test_nodes_and_workers_that_die_hang_or_come_change_nothing(
     alone: dict[tuple[str, ...], dict[str, str]], cluster: Any, tmp_path: Path
 ) -> None:

@@ -11,6 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+import mless
+from engines import scoring_server as server
+from engines.faulty_proxy import FaultyServer
 from heard import Heard
 from mless.errors import BadFolder, BadStudy, EngineFault
 from mless.report import publish, summary
@@ -288,6 +291,35 @@ def test_a_server_that_only_a_file_names_is_not_the_users_choice(tmp_path: Path,
     )
     mine = load_study(str(study), {"base_url": "http://localhost:2/v1"})
     assert inner_spec(mine, "likelihood", "", [condition_named(mine, "mless")], None, asked).names_server
+
+
+def test_a_server_is_one_more_value_of_the_engine(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLESS_API_KEY", "OPENAI_API_KEY", "MLESS_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    loaded = mless.load(str(tiny), head=True)
+    served = FaultyServer(server.echoing(loaded.model, loaded.tokenizer))
+    sets = ["multiverse.engine=hf,openai", "multiverse.template=raw", "multiverse.dtype=float32,bfloat16"]
+    try:
+        heard = Heard()
+        run_study(spec_of(tiny, task, sets, base_url=served.url, tokenizer=str(tiny)), tmp_path / "out", heard)
+        rows = table(tmp_path / "out", "specifications")
+        assert rows["reason"].null_count() == rows.height, rows["reason"].unique().to_list()
+        # A server has the dtype it has, so it is one specification and not two.
+        assert set(rows["folder"]) == {
+            f"likelihood-raw-{system}-{rest}"
+            for system in ("study", "none")
+            for rest in ("float32-hf", "bfloat16-hf", "own-openai")
+        }
+        means = rows.filter(metric="solution").select("system", "engine", "dtype", "delta")
+        whole = means.filter(dtype="float32").join(means.filter(engine="openai"), on="system", suffix="_served")
+        assert whole.height == 2
+        assert (whole["delta"] - whole["delta_served"]).abs().max() < 1e-4
+        again = run_study(spec_of(tiny, task, sets, base_url=served.url, tokenizer=str(tiny)), tmp_path / "out", heard)
+        assert again.computed == 0
+    finally:
+        served.stop()
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
