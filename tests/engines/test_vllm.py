@@ -393,7 +393,7 @@ def told(folder: Path, *words: str) -> dict[str, Any]:
     """What a small study said, run in a process of its own: there is one vLLM to a process, and it has been used above."""
     command = [sys.executable, "-m", "mless.cli", "run", "accuracy", "--engine", "vllm", "--dtype", "float32"]
     command += ["--data", "arithmetic:1:4", "--max-new-tokens", "6", "--out", str(folder), "--json", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return json.loads(ended.stdout.strip().splitlines()[-1])
 
