@@ -36,6 +36,13 @@ def test_links_out_of_docs_stay_in_the_site(tmp_path: Path) -> None:
     assert adapted("![p](docs/pictures/map.png)", tmp_path, "README.md") == "![p](pictures/map.png)\n"
 
 
+def test_a_link_named_by_its_file_has_the_pages_title(tmp_path: Path) -> None:
+    text = "See [method.md](method.md#spans), [docs/arm.md](arm.md), [how](method.md) and `[arm.md](arm.md)`."
+    assert adapted(text, tmp_path) == (
+        "See [Method](method.md#spans), [ARM](arm.md), [how](method.md) and `[arm.md](arm.md)`.\n"
+    )
+
+
 @pytest.mark.parametrize("target", ["nowhere.md", "../tests/tiny.pyc", "../docs"])
 def test_a_link_to_no_page_is_refused(target: str, tmp_path: Path) -> None:
     with pytest.raises(
