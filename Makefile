@@ -29,7 +29,7 @@ help:
 	@echo "make site          the pages of docs/ as a site, in build/site/html"
 	@echo "make release       wheel and sdist of the last commit in dist/, built twice and compared"
 	@echo "make bench         what ARM, received attention and generation cost; needs a CUDA device"
-	@echo "make pictures      make the README's pictures anew (docs/pictures)"
+	@echo "make pictures      make the pages' pictures anew (docs/pictures)"
 
 demo: install
 	@$(BIN)/mless run quick
@@ -149,7 +149,7 @@ bench: install
 
 # Nine heads: the published numbers are out of range, so the most shifted heads stand for them.
 PICTURE := $(BIN)/mless figure --model smollm2 --format png --out docs/pictures
-pictures: demo
+pictures: demo .venv/.browser-installed
 	$(BIN)/mless figure attention results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
 	$(BIN)/mless figure map results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
 	$(BIN)/mless figure retained results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
@@ -163,6 +163,7 @@ pictures: demo
 	$(PICTURE) fig4
 	$(PICTURE) fig7
 	$(PICTURE) --data arithmetic:1:24 --prompt chat --set accuracy.max_new_tokens=24 --set accuracy.slots=24 fig8
+	$(BIN)/python docs/make_explorer_pictures.py results/quick-SmolLM2-135M-Instruct
 
 clean:
 	rm -rf .venv .venv-vllm .venv-inspect .venv-site .venv-release build dist results .pytest_cache .ruff_cache .hypothesis
