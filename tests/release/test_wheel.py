@@ -14,6 +14,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,14 @@ def test_the_wheel_runs_the_example(elsewhere: Path) -> None:
 def test_the_wheel_shows_the_study(elsewhere: Path, verdict: str) -> None:
     words = [str(elsewhere / "env/bin/mless"), "show", "quick", "--no-browser"]
     process = subprocess.Popen(
-        words, cwd=elsewhere, env=clean(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=elsewhere,
+        env=clean(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C is ignored by what a shell runs in the background, tests too; here it must not be.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
@@ -188,6 +196,7 @@ def test_the_wheel_shows_the_study(elsewhere: Path, verdict: str) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.communicate()
     assert (process.returncode, out, err) == (0, "ended\n", "")
 
 
