@@ -102,7 +102,7 @@ def test_streaming_equals_the_reference_kernel(family):
 
 
 def test_a_backend_that_sdpa_does_not_choose_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As before torch 2.9, where SDPA's kernel for CPUs does not know heads that share keys and reads beyond them.
+    # As in torch 2.7, whose kernel for CPUs does not know heads that share keys and reads beyond them.
     model = tiny("qwen3", seed=5)
     assert model.model.config.num_key_value_heads < model.heads
     truth = list(received(model, PROMPTS, kernel=reference.received))

@@ -48,7 +48,7 @@ def _with_lse(
         return None
     chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
     if not q.is_cuda:
-        # Called though it is not chosen, it reads beyond the keys: before torch 2.9 it does not know heads that share keys.
+        # Called though it is not chosen, it may read beyond the keys: torch 2.7's does not know heads that share keys.
         if chosen != SDPBackend.FLASH_ATTENTION.value:
             return None
         return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
