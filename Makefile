@@ -29,7 +29,7 @@ help:
 	@echo "make site          the pages of docs/ as a site, in build/site/html"
 	@echo "make release       wheel and sdist of the last commit in dist/, built twice and compared"
 	@echo "make bench         what ARM, received attention and generation cost; needs a CUDA device"
-	@echo "make pictures      make the README's pictures anew (docs/pictures)"
+	@echo "make pictures      make the pages' pictures anew (docs/pictures)"
 
 demo: install
 	@$(BIN)/mless run quick
@@ -46,12 +46,25 @@ test-install: .venv/.test-installed
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing pinned dependencies into .venv (first time only, some minutes)"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt $(TORCH)
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e .
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[show]'
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps $(EMBEDDED)
 	@touch $@
 
-.venv/.test-installed: .venv/.installed
+.venv/.test-installed: requirements-test.txt .venv/.installed
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-test.txt
+	@touch $@
+
+# What fits beside the pinned versions shares .venv: lm-eval, Ray, a browser's driver, a Jupyter kernel. The constraints see to it that none of them moves.
+.venv/.%-installed: requirements-%.txt constraints.txt | .venv/.test-installed
+	@echo "installing $< into .venv (first time only)"
+	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r $<
+	@touch $@
+
+# An environment of its own for what needs nothing of mless: the site and the build of a release.
+.venv-%/.installed: requirements-%.txt
+	@echo "installing $< into .venv-$* (first time only)"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install -q $(PIP_ARGS) --no-deps -r $<
 	@touch $@
 
 lint: test-install
@@ -84,39 +97,16 @@ test-vllm: export MLESS_CACHE ?= $(CURDIR)/.venv-vllm/mless-test-cache
 test-vllm: .venv-vllm/.installed
 	$(VLLM_BIN)/pytest -m vllm tests/engines/test_vllm.py
 
-# lm-eval fits beside the pinned versions, so it shares .venv; the constraints see to it that none of them moves.
-.venv/.lm-eval-installed: requirements-lm-eval.txt constraints.txt | .venv/.test-installed
-	@echo "installing lm-evaluation-harness into .venv (first time only)"
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-lm-eval.txt
-	@touch $@
-
 test-lm-eval: test-install .venv/.lm-eval-installed
 	$(BIN)/pytest -m lmeval tests/engines/test_lm_eval.py tests/integrations/test_lm_eval_model.py tests/study/likelihood/test_likelihood_lm_eval.py
-
-# Ray fits beside the pinned versions, too.
-.venv/.ray-installed: requirements-ray.txt constraints.txt | .venv/.test-installed
-	@echo "installing Ray into .venv (first time only)"
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-ray.txt
-	@touch $@
 
 test-ray: test-install .venv/.ray-installed
 	$(BIN)/pytest -m ray tests/study/test_cluster.py
 
-# The driver fits, too; the browser is the system's.
-.venv/.browser-installed: requirements-browser.txt constraints.txt | .venv/.test-installed
-	@echo "installing playwright into .venv (first time only)"
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-browser.txt
-	@touch $@
-
+# The driver is playwright's, the browser the system's.
 test-browser: test-install .venv/.browser-installed
 	@command -v chromium >/dev/null || { echo "no chromium was found on this machine; install one: apt install chromium" >&2; exit 1; }
 	$(BIN)/pytest -m browser tests/explorer
-
-# So does a Jupyter kernel.
-.venv/.notebook-installed: requirements-notebook.txt constraints.txt | .venv/.test-installed
-	@echo "installing a Jupyter kernel into .venv (first time only)"
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -r requirements-notebook.txt
-	@touch $@
 
 test-notebook: test-install .venv/.notebook-installed
 	$(BIN)/pytest -m notebook tests/explorer/test_notebooks.py
@@ -139,24 +129,11 @@ docs: test-install
 	$(BIN)/python docs/make_grading.py
 	$(BIN)/python benchmarks/tables.py
 
-# An environment of its own: the site needs nothing of mless, and mless nothing of the site.
-.venv-site/.installed: requirements-site.txt
-	@echo "installing Zensical into .venv-site (first time only)"
-	@$(PYTHON) -m venv .venv-site
-	@$(SITE_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r requirements-site.txt
-	@touch $@
-
 site: .venv-site/.installed
 	@$(SITE_BIN)/python docs/make_site.py
 
 test-site: test-install .venv-site/.installed
 	$(BIN)/pytest -m site tests/site
-
-.venv-release/.installed: requirements-release.txt
-	@echo "installing what builds a release into .venv-release (first time only)"
-	@$(PYTHON) -m venv .venv-release
-	@$(RELEASE_BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -r requirements-release.txt
-	@touch $@
 
 # The version is set before, in one place: python .ci/release.py cut 0.2.0
 release: .venv-release/.installed
@@ -172,7 +149,7 @@ bench: install
 
 # Nine heads: the published numbers are out of range, so the most shifted heads stand for them.
 PICTURE := $(BIN)/mless figure --model smollm2 --format png --out docs/pictures
-pictures: demo
+pictures: demo .venv/.browser-installed
 	$(BIN)/mless figure attention results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
 	$(BIN)/mless figure map results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
 	$(BIN)/mless figure retained results/quick-SmolLM2-135M-Instruct --format png --out docs/pictures
@@ -186,6 +163,7 @@ pictures: demo
 	$(PICTURE) fig4
 	$(PICTURE) fig7
 	$(PICTURE) --data arithmetic:1:24 --prompt chat --set accuracy.max_new_tokens=24 --set accuracy.slots=24 fig8
+	$(BIN)/python docs/make_explorer_pictures.py results/quick-SmolLM2-135M-Instruct
 
 clean:
 	rm -rf .venv .venv-vllm .venv-inspect .venv-site .venv-release build dist results .pytest_cache .ruff_cache .hypothesis

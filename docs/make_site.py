@@ -9,6 +9,7 @@ its formulas are made MathML, which browsers draw without a script.
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import os
@@ -74,6 +75,8 @@ NAV: dict[str, tuple[str, ...]] = {
 
 _NAMES = {"README.md": "index.md", "benchmarks/README.md": "speed.md"}
 _LINK = re.compile(r"(\]\(\s*<?)([^)\s>]+)")
+#: A link whose words are a file's name.
+_NAMED = re.compile(r"\[[\w./-]+\.md(\]\(\s*<?([^)\s>#]+))")
 _FENCE = re.compile(r"^ *(```|~~~)")
 _ITEM = re.compile(r"( *)([*-]|\d+\.) ")
 
@@ -135,7 +138,11 @@ def _is_prose(line: str) -> bool:
 
 
 def _linked(line: str, source: str, names: dict[str, str], pages: Path) -> str:
-    """Links as they are in the site; a file that is no page is copied there."""
+    """Links as they are in the site, with a page's title for a file's name; a file that is no page is copied there."""
+
+    def titled(found: re.Match[str]) -> str:
+        there = Path(os.path.normpath(Path(source).parent / found[2])).as_posix()
+        return f"[{_title(there)}{found[1]}" if there in names else found[0]
 
     def target(found: re.Match[str]) -> str:
         if re.match(r"[a-z][a-z0-9+.-]*:|//|#", found[2]):
@@ -155,8 +162,16 @@ def _linked(line: str, source: str, names: dict[str, str], pages: Path) -> str:
         return f"{found[1]}{name}"
 
     return "".join(
-        part if part.startswith("`") else _LINK.sub(target, part) for part in re.split(r"(`[^`]*`)", line) if part
+        part if part.startswith("`") else _LINK.sub(target, _NAMED.sub(titled, part))
+        for part in re.split(r"(`[^`]*`)", line)
+        if part
     )
+
+
+@functools.cache
+def _title(page: str) -> str:
+    """A page's heading, up to a colon."""
+    return (ROOT / page).read_text(encoding="utf-8").partition("# ")[2].splitlines()[0].partition(":")[0]
 
 
 # ---- formulas --------------------------------------------------------------------------------------------------------

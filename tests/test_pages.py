@@ -61,6 +61,11 @@ def test_relative_links_lead_somewhere(page):
             assert anchor in _anchors(found), f"{page.name} links to {target}, but {found.name} has no such heading"
 
 
+def test_the_readme_can_be_read_in_three_minutes() -> None:
+    # Further pages are for whatever does not fit.
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700
+
+
 def _commands(page: Path) -> list[str]:
     """The lines of a page's shell blocks that call mless."""
     blocks = re.findall(

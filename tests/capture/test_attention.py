@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -98,6 +99,25 @@ def test_streaming_equals_the_reference_kernel(family):
         np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
         np.testing.assert_allclose(a.uniform, b.uniform, atol=1e-5)
         np.testing.assert_array_equal(a.n, b.n)
+
+
+def test_a_backend_that_sdpa_does_not_choose_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in torch 2.7, whose kernel for CPUs does not know heads that share keys and reads beyond them.
+    model = tiny("qwen3", seed=5)
+    assert model.model.config.num_key_value_heads < model.heads
+    truth = list(received(model, PROMPTS, kernel=reference.received))
+
+    def grouped_by_mathematics(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
+        return (SDPBackend.FLASH_ATTENTION if q.shape[1] == k.shape[1] else SDPBackend.MATH).value
+
+    def unfit(*_: Any, **__: Any) -> None:
+        pytest.fail("SDPA did not choose it")
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", grouped_by_mathematics)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", unfit)
+    for a, b in zip(received(model, PROMPTS, kernel=reference.received), truth, strict=True):
+        np.testing.assert_allclose(a.received, b.received, atol=1e-5)
+        np.testing.assert_allclose(a.mass, b.mass, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -41,6 +41,7 @@ def test_it_names_every_part_and_how_to_mend_it(command: Command, monkeypatch: p
         "cache",
         "data",
         "sandbox for code",
+        "explorer (mless show)",
         "Ray (--workers)",
         "Inspect",
     ):
@@ -57,10 +58,13 @@ def test_parts_that_are_missing(command: Command, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MLESS_DATA", str(tmp_path / "gone"))
     (tmp_path / "file").touch()
     monkeypatch.setenv("MLESS_CACHE", str(tmp_path / "file"))
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     code, parts = _parts(command, "--no-self-test")
     assert code == 2, "without a cache nothing can be converted"
     assert "apt-get install bubblewrap" in str(parts["sandbox for code"]["mend"])
     assert parts["sandbox for code"]["optional"]
+    assert parts["explorer (mless show)"]["says"] == "uvicorn not installed"
+    assert parts["explorer (mless show)"]["mend"] == "pip install 'mless[show]'"
     assert "gone, which is not there" in str(parts["data"]["says"])
     assert "MLESS_CACHE" in str(parts["cache"]["mend"])
     assert not parts["cache"]["found"]

@@ -55,7 +55,7 @@ def test_export_says_the_size_before_it_writes(command: Command, shown: Path, tm
     assert found.code == 0
     size = (tmp_path / "page.html").stat().st_size
     first, last = found.out.splitlines()
-    assert re.search(rf"page\.html: {size / 1e6:.1f} MB, \d+ answers", first)
+    assert re.search(rf"page\.html: {size / 1e6:.1f} MB, \d+ views", first)
     assert last.startswith("page: ")
 
 

@@ -36,6 +36,13 @@ def test_links_out_of_docs_stay_in_the_site(tmp_path: Path) -> None:
     assert adapted("![p](docs/pictures/map.png)", tmp_path, "README.md") == "![p](pictures/map.png)\n"
 
 
+def test_a_link_named_by_its_file_has_the_pages_title(tmp_path: Path) -> None:
+    text = "See [method.md](method.md#spans), [docs/arm.md](arm.md), [how](method.md) and `[arm.md](arm.md)`."
+    assert adapted(text, tmp_path) == (
+        "See [Method](method.md#spans), [ARM](arm.md), [how](method.md) and `[arm.md](arm.md)`.\n"
+    )
+
+
 @pytest.mark.parametrize("target", ["nowhere.md", "../tests/tiny.pyc", "../docs"])
 def test_a_link_to_no_page_is_refused(target: str, tmp_path: Path) -> None:
     with pytest.raises(
@@ -101,7 +108,8 @@ def test_the_site_is_built_without_a_fault(built: tuple[Path, Any]) -> None:
 def test_formulas_are_mathml_and_all_of_them(built: tuple[Path, Any]) -> None:
     folder, _ = built
     pages = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.html")}
-    assert pages["method"].count("<math ") > 100
+    written = re.findall(r"\$\$.+?\$\$|\$[^$\n]+\$", (ROOT / "docs" / "method.md").read_text(), flags=re.DOTALL)
+    assert pages["method"].count("<math ") == len(written) > 50
     for name, page in pages.items():
         assert page.count("<math ") == page.count('class="arithmatex"'), name
         assert 'arithmatex">\\' not in page, name

@@ -43,12 +43,15 @@ def _with_lse(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
 ) -> tuple[Float[Tensor, "batch heads queries dim"], Float[Tensor, "batch heads queries"]] | None:
     ops = torch.ops.aten
+    # In 16 bits the CPU's is right to 4 digits only.
+    if not q.is_cuda and (q.device.type != "cpu" or q.dtype != torch.float32):
+        return None
+    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
     if not q.is_cuda:
-        # In 16 bits the CPU's is right to 4 digits only.
-        if q.device.type != "cpu" or q.dtype != torch.float32:
+        # Called though it is not chosen, it may read beyond the keys: torch 2.7's does not know heads that share keys.
+        if chosen != SDPBackend.FLASH_ATTENTION.value:
             return None
         return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
     if chosen == SDPBackend.FLASH_ATTENTION.value:
         out, lse = ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
     elif chosen == SDPBackend.CUDNN_ATTENTION.value:

