@@ -20,7 +20,6 @@ from mless.results.comparing import asked_of, differences
 from mless.results.escaping import visible
 from mless.results.reading import StoredStudy
 from mless.results.readouts import READOUTS, readouts_of
-from mless.stats.associated import PERMUTATIONS, associations
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
@@ -180,6 +179,9 @@ def _check_pair(one: Folder, other: Folder, condition: str) -> None:
 
 def _heads(query: Query) -> dict[str, Any]:
     """Over items: the correlation of each head's shift with whether the item turned right (+1), wrong (−1) or stayed (0)."""
+    # Its import takes two seconds, which the first page would wait for.
+    from mless.stats.associated import PERMUTATIONS, associations
+
     folders = query.folders
     one: Folder = folders[query.whole("heads", 1, len(folders)) - 1]
     other: Folder = folders[query.whole("answers", 1, len(folders)) - 1]

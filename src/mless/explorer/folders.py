@@ -20,7 +20,7 @@ from mless.results.reading import StoredResults, StoredStudy
 T = TypeVar("T")
 
 #: Answers and slices that are kept. The oldest are dropped first.
-_KEPT_BYTES = 160 << 20
+_KEPT_BYTES = 96 << 20
 
 
 class Kept:
@@ -30,15 +30,26 @@ class Kept:
         self._limit, self._used = limit, 0
         self._values: OrderedDict[object, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
+        #: Values that a thread is making.
+        self._made: dict[object, threading.Lock] = {}
 
     def get(self, key: object, make: Callable[[], T], size: Callable[[T], int] = lambda value: 4096) -> T:
-        """The value of a key; made where it is not kept. Where two threads make it at once, both get the first one."""
+        """The value of a key; made where it is not kept. While a thread makes it, others that want it wait."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return cast("T", self._values[key][0])
-        value = make()
-        return self.put(key, value, size(value))
+            making = self._made.setdefault(key, threading.Lock())
+        with making:
+            with self._lock:
+                if key in self._values:
+                    return cast("T", self._values[key][0])
+            try:
+                value = make()
+                return self.put(key, value, size(value))
+            finally:
+                with self._lock:
+                    self._made.pop(key, None)
 
     def put(self, key: object, value: T, cost: int) -> T:
         """Keep a value, unless there is one; the one that is kept."""
