@@ -23,7 +23,7 @@ def _proof(query: Query) -> Mapping[str, Any]:
         for file in sorted(folder.path.glob("*.parquet"))
         if file.is_file()
     }
-    path = str(folder.path)
+    path = folder.place
     return {
         "path": visible(path, keep=""),
         "tables": tables,
@@ -31,7 +31,7 @@ def _proof(query: Query) -> Mapping[str, Any]:
         "implementations": _said(about.get("implementations")),
         "engine": _said(about.get("engine")),
         "device": _said(about.get("device")),
-        "command": command_of(folder.study),
+        "command": command_of(folder),
         "verify": visible(shlex.join(["mless", "verify", path]), keep=""),
     }
 

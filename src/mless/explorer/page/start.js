@@ -24,6 +24,7 @@ function card(folder, views) {
       h("p", { class: "soft" }, folder.title ? `${folder.title} · ` : "", h("code", null, folder.name), " · ",
         h("span", { class: `state ${folder.state}` }, STATES[folder.state] ?? folder.state))),
     folder.why && h("p", { class: "refusal", role: "alert" }, folder.why),
+    folder.damaged?.length ? h("p", { class: "refusal", role: "alert" }, `Not in this file: ${folder.damaged.join("; ")}`) : null,
     folder.units !== undefined && folder.state !== "finished" && progress(folder),
     folder.verdict?.length ? h("div", { class: "verdict" }, folder.verdict.map((line) => h("p", null, line))) : null,
     links.length ? h("p", { class: "links" }, links.map((name) =>
