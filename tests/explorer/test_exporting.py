@@ -42,6 +42,7 @@ def test_it_holds_the_servers_own_answers(stored: Path) -> None:
     assert len(held) == made.answers
     folders = Folders([stored], patient=True, elsewhere=True)
     assert all(one.pop("damaged") == [] for one in held["start"]["folders"])
+    assert held["start"].pop("left_out") == 0
     for request in ("start", "map?folder=1&queries=original", "map/mass?folder=1", "proof?folder=1"):
         path, _, rest = request.partition("?")
         values = dict(pair.split("=") for pair in rest.split("&") if pair)

@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mless.errors import BadFolder, BadStudy, MlessError
 from mless.explorer.asking import NotThere, read_request
@@ -27,6 +28,9 @@ _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za
 _LEFT = re.compile(r"^\s*(?:import|export)\b", re.MULTILINE)
 _MEGABYTE = 1_000_000
 _START = "start"
+#: A page that may be a part is made within so many seconds, or little more; and all of a larger table of attention is not read for it.
+_PART_SECONDS = 20.0
+_LONG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,18 @@ class Exported:
 
 
 def compose(
-    results: Sequence[str | os.PathLike[str]], *, items: str = "1-3", heads: int = 3, max_mb: float = 30
+    results: Sequence[str | os.PathLike[str]],
+    *,
+    items: str = "1-3",
+    heads: int = 3,
+    max_mb: float = 30,
+    part: bool = False,
 ) -> Exported:
     """The page with all maps and verdicts, lists of answers, texts of some, and the strips of these items in the most shifted heads of each layer.
 
     Nothing is written. What is damaged is left out, and the page says so; where nothing is sound, the export is refused.
 
-    Refused where it would be larger than `max_mb` megabytes.
+    Refused where it would be larger than `max_mb` megabytes. With `part` it holds what fits and is made in seconds, and says that it is a part.
     """
     folders = Folders([Path(one) for one in results], patient=True, elsewhere=True)
     faults = Faults(folders)
@@ -57,22 +66,37 @@ def compose(
     if all(one["state"] == "refused" for one in cards):
         raise BadFolder(f"nothing can be exported: {'; '.join(one['why'] for one in cards)}")
     chosen = Chosen(_items(items, folders, faults), heads)
-    limit = int(max_mb * _MEGABYTE)
-    page = _page({})
-    size, parts = len(page), dict[str, str]()
-    # The start comes last, since it says what was found to be damaged.
-    for request in [*_requests(folders, chosen, faults), _START]:
+    limit, until = int(max_mb * _MEGABYTE), time.monotonic() + _PART_SECONDS
+    size, parts, left_out = len(_page({})), dict[str, str](), 0
+    for request in _requests(folders, chosen, faults):
+        if part and (size > limit or time.monotonic() > until or _is_long(folders, request)):
+            left_out += 1
+            continue
         found = _encoded(folders, request, faults)
         if found is None:
             continue
-        parts[request] = found
         size += len(request) + len(found) + 6
+        if part and size > limit:
+            left_out += 1
+            continue
+        parts[request] = found
         if size > limit:
             raise BadStudy(
                 f"the page would be larger than {max_mb:g} MB: it holds {len(parts)} answers so far, and there are more; choose fewer items (--items 1), "
                 f"fewer heads (--heads 1) or fewer folders, or allow more with --max-mb {max_mb * 4:g}"
             )
+    # The start comes last, since it says what was found to be damaged, and what is not in it.
+    parts[_START] = _start(folders, faults, left_out)
     return Exported(_page(parts), len(parts), faults.said())
+
+
+def _is_long(folders: Folders, request: str) -> bool:
+    """Whether a request has to read all of a large table of attention."""
+    path, values = read_request(request)
+    if path not in ("map/mass", "head/curve"):
+        return False
+    file: Path = folders[int(values["folder"]) - 1].path / "attention.parquet"
+    return file.stat().st_size > _LONG_BYTES
 
 
 class Faults:
@@ -151,9 +175,18 @@ def _encoded(folders: Folders, request: str, faults: Faults) -> str | None:
         return None
     except MlessError as fault:
         found = {"error": faults.note(int(values.get("folder", values.get("heads", 1))), fault)}
-    if request == _START:
-        for one in cast("list[dict[str, Any]]", found["folders"]):
-            one["damaged"] = [] if one["state"] == "refused" else faults.of(one["number"])
+    return _written(found, faults)
+
+
+def _start(folders: Folders, faults: Faults, left_out: int) -> str:
+    """The start of the page, with what is damaged of each folder, and how many answers are not in it."""
+    found = answer(folders, _START, {})
+    for one in found["folders"]:
+        one["damaged"] = [] if one["state"] == "refused" else faults.of(one["number"])
+    return _written(found | {"left_out": left_out}, faults)
+
+
+def _written(found: Mapping[str, Any], faults: Faults) -> str:
     return faults.without_paths(_json(found), lambda text: _json(text)[1:-1])
 
 

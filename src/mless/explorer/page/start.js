@@ -47,7 +47,8 @@ export const view = {
     const cards = h("div", { class: "cards" });
     const draw = () => cards.replaceChildren(...found.folders.map((folder) => card(folder, tools.views)));
     draw();
-    place.append(h("h1", null, found.folders.length > 1 ? `${found.folders.length} result folders` : "Result folder"), cards);
+    place.append(h("h1", null, found.folders.length > 1 ? `${found.folders.length} result folders` : "Result folder"),
+      found.left_out ? h("p", { class: "soft" }, "This page holds a part of the results. All of them: ", h("code", null, "mless.show(…)"), " in Python, or ", h("code", null, "mless show"), " with the folder.") : "", cards);
     const lives = () => found.folders.some((folder) => folder.state === "running");
     if (isExport() || !lives()) return null;
     const timer = setInterval(async () => {
