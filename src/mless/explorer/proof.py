@@ -9,8 +9,9 @@ from typing import Any
 from mless.errors import MlessError
 from mless.explorer.asking import Query, request_text
 from mless.explorer.folders import Folder, Folders
-from mless.explorer.start import command_of, said
+from mless.explorer.start import command_of
 from mless.explorer.views import Chosen, View
+from mless.report.facts import words_of
 from mless.results.escaping import visible
 
 
@@ -37,7 +38,7 @@ def _proof(query: Query) -> Mapping[str, Any]:
 
 
 def _said(value: object) -> str | None:
-    return visible(said(value), keep="") if value else None
+    return visible(words_of(value), keep="") if value else None
 
 
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from mless.errors import MlessError
 from mless.explorer.asking import Query, request_text
 from mless.explorer.folders import Folder
 from mless.explorer.views import View, views_of
+from mless.report.facts import words_of
 from mless.results.escaping import visible
 from mless.results.folder import ResultFolder
 from mless.results.growing import stored_units
@@ -179,21 +179,10 @@ def _facts(folder: Folder) -> list[list[str]]:
         ("made with", f"mless {about.get('mless', 'unknown')}, format {about.get('format')}"),
     ]
     return [
-        [name, visible(_placed(folder, said(value)), keep="")]
+        [name, visible(_placed(folder, words_of(value)), keep="")]
         for name, value in known
         if value not in (None, "", [], {})
     ]
-
-
-def said(value: object) -> str:
-    """A value of study.json in words."""
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {said(one)}" for key, one in cast("dict[object, object]", value).items())
-    if isinstance(value, list):
-        return ", ".join(said(one) for one in cast("list[object]", value))
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 VIEW = View(

@@ -49,12 +49,15 @@ export const view = {
     draw();
     place.append(h("h1", null, found.folders.length > 1 ? `${found.folders.length} result folders` : "Result folder"),
       found.left_out ? h("p", { class: "soft" }, "This page holds a part of the results. All of them: ", h("code", null, "mless.show(…)"), " in Python, or ", h("code", null, "mless show"), " with the folder.") : "", cards);
-    const lives = () => found.folders.some((folder) => folder.state === "running");
+    const lives = () => found.folders.some((folder) => folder.state === "running" || folder.state === "interrupted");
     if (isExport() || !lives()) return null;
     const timer = setInterval(async () => {
       const before = JSON.stringify(found);
       found = await ask("start").catch(() => found);
-      if (JSON.stringify(found) !== before) draw();
+      if (JSON.stringify(found) !== before) {
+        draw();
+        tools.renewed(found.folders);
+      }
       if (!lives()) clearInterval(timer);
     }, AGAIN_MS);
     return () => clearInterval(timer);
