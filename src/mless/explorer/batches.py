@@ -107,6 +107,8 @@ def _raw(
         if missing := [name for name in columns if name not in there]:
             raise gate.refuse(f"has no column {', '.join(map(repr, missing))}")
         wanted = [*columns, *(name for name in newer if name in there)]
+        if twice := [name for name in wanted if there.count(name) > 1]:
+            raise gate.refuse(f"has the column {twice[0]!r} twice")
         steps = gate.read(lambda: opened.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False))
         first = 0
         while (batch := gate.read(lambda: next(steps, None))) is not None:
