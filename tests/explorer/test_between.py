@@ -81,7 +81,8 @@ def test_pairs_are_offered(pair: Folders) -> None:
 @pytest.mark.parametrize(
     ("about", "items", "match"),
     [
-        ({"model": MODEL | {"fingerprint": "00" * 16}}, 20, r"are of two models: SmolLM2 \(000000000000\) and SmolLM2 \(9f9f9f9f9f9f\)"),
+        ({"model": MODEL | {"name": "qwen", "label": "Qwen"}}, 20, r"are of two models: Qwen and SmolLM2 \(name qwen and name smollm2\)"),
+        ({"model": MODEL | {"revision": "11"}}, 20, r"are of two models: SmolLM2 and SmolLM2 \(revision 11 and revision None\)"),
         ({"prompt": "chat"}, 20, "they differ in kind of prompt"),
         ({"task": "gsm8k"}, 20, "they differ in task"),
         ({}, 4, "have 4 items in common; expected at least 10"),

@@ -243,6 +243,8 @@ def _read_shares(folder: Folder) -> Shares:
     columns = [*names, "layer", "head", "retained", "epsilon", "uniform"]
     rows = 0
     with gate.read(lambda: pq.ParquetFile(file, read_dictionary=names, page_checksum_verification=True)) as opened:
+        if odd := [name for name in columns if opened.schema_arrow.names.count(name) != 1]:
+            raise gate.refuse(f"has no column {odd[0]!r}, or has it twice")
         steps = gate.read(lambda: opened.iter_batches(_SHARES_ROWS, columns=columns, use_threads=False))
         while (batch := gate.read(lambda: next(steps, None))) is not None:
             flat = np.ravel_multi_index(
