@@ -16,6 +16,8 @@ import mless
 from browsing import until
 from mless.explorer import exporting
 from mless.results.folder import ResultFolder
+from mless.results.reading import StoredActivations
+from spelling import model_folder
 from stored_attention import EVIL, write_attention
 from synthetic import write_folder
 
@@ -95,6 +97,47 @@ def test_choose_what_the_map_shows(opened: Opening, address: str) -> None:
     assert "show=mass-filler" in page.evaluate("location.hash")
     page.go_back()
     page.wait_for_selector("figcaption >> text=dilution exponent")
+
+
+def test_the_map_of_an_activation_study(opened: Opening, tmp_path: Path) -> None:
+    """Layer × set of tokens, of a study that was really run on a tiny model."""
+    model = str(model_folder(tmp_path / "model"))
+    folder = mless.run(
+        "activations",
+        tmp_path / "moved",
+        model=model,
+        conditions=["none", "mless", "mful"],
+        limit=6,
+        prompt="raw",
+        length=5,
+    ).folder
+    running = mless.show(folder, browser=False)
+    try:
+        page = opened().go(running.address)
+        page.click(".links >> text=Map")
+        page.wait_for_selector("h1 >> text=Map of activations")
+        row = re.compile(r"mless, layer 1, (\S+).* · (\S+) \S+ → \S+, change (\S+) \[(\S+), (\S+)\], Holm p")
+        said = row.search(page.inner_text(".readout"))
+        assert said
+        stored = StoredActivations(folder, ResultFolder(folder).about() or {})
+        wanted = next(
+            one for one in stored.changes(metric=said[2])
+            if (one["condition"], one["layer"], one["tokens"]) == ("mless", 1, said[1])
+        )  # fmt: skip
+        assert float(said[3].replace("−", "-")) == pytest.approx(wanted["difference"], rel=0.02)
+        page.keyboard.press("ArrowDown")
+        page.wait_for_selector(".readout >> text=mless, layer 2")
+        page.keyboard.press("End")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".readout >> text=mful, layer 2")
+        other = page.locator("select[aria-label='metric'] option").nth(1).get_attribute("value")
+        page.select_option("select[aria-label='metric']", other)
+        page.wait_for_selector(f"figcaption >> text={other}: change against none")
+        assert f"metric={other}" in page.evaluate("location.hash")
+        page.click("text=Proof")
+        assert "activations.parquet" in page.inner_text("dialog.proof")
+    finally:
+        running.stop()
 
 
 def test_a_head_has_its_facts_and_its_items_by_shift(opened: Opening, address: str) -> None:
