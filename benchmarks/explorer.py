@@ -121,7 +121,7 @@ def main() -> None:
     begin = time.perf_counter()
     if not (place / "study.json").exists():
         write_attention(
-            place, items=asked.items, layers=asked.layers, heads=asked.heads, conditions=CONDITIONS, length=55, question=(84, 154)
+            place, items=asked.items, layers=asked.layers, heads=asked.heads, conditions=CONDITIONS, length=55, question=(72, 142)
         )  # fmt: skip
     size = sum(file.stat().st_size for file in place.glob("*.parquet"))
     print(f"folder: {size / 1e9:.2f} GB, {time.perf_counter() - begin:.0f} s", file=sys.stderr)

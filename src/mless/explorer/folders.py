@@ -20,7 +20,7 @@ from mless.results.reading import StoredResults, StoredStudy
 T = TypeVar("T")
 
 #: Answers and slices that are kept. The oldest are dropped first.
-_KEPT_BYTES = 96 << 20
+_KEPT_BYTES = 64 << 20
 
 
 class Kept:

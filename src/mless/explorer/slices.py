@@ -42,7 +42,7 @@ QUERIES = ("original", "later")
 _STORED = ("later", "original")
 #: Sums of all conditions together may take this much memory; of a larger model one layer at a time is summed up. It is less than what a
 #: `Kept` holds, so that sums which a page shows side by side do not push each other out before they are complete.
-_SUM_BYTES = 64 << 20
+_SUM_BYTES = 48 << 20
 #: Sums that are not complete and are still added up. Those asked for longest ago are dropped first.
 _WAITING = 12
 #: Rows of items' shares that are read at once.
@@ -222,7 +222,9 @@ def shares(folder: Folder) -> Shares | None:
     """The numbers behind retained.parquet, one per item; None in folders that do not store them."""
     if not folder.has("shares"):
         return None
-    return folder.kept("shares", lambda: _read_shares(folder), lambda found: found.values.nbytes)
+    return folder.kept(
+        "shares", lambda: READERS.submit(_read_shares, folder).result(), lambda found: found.values.nbytes
+    )
 
 
 def _read_shares(folder: Folder) -> Shares:
@@ -367,6 +369,9 @@ class Sums:
             for unit, rows in checked.apart():
                 if unit in mine:
                     yield rows if one is None else rows.filter(pc.field("layer") == one)
+            # What was freed goes back to the system: each thread would keep its own share of it.
+            del piece, checked
+            pa.default_memory_pool().release_unused()
 
     def _add(self, table: pa.Table) -> None:
         """Add rows of one or more items."""
