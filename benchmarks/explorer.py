@@ -34,6 +34,8 @@ import pyarrow.parquet as pq
 from stored_attention import write_attention
 
 CONDITIONS = ("none", "mless", "mful", "random")
+#: The slowest clicks, which are printed.
+SHOWN = 15
 
 
 def get(address: str) -> tuple[float, bytes]:
@@ -72,21 +74,29 @@ def measure(address: str, layers: int, heads: int, items: int, clicks: int) -> d
         get(address + name)
     found: dict[str, Any] = {"first_page_s": time.perf_counter() - begin}
     rng = random.Random(0)
-    times: dict[str, list[float]] = {"map": [], "head": [], "curve": [], "strip": []}
-    times["map"].append(get(f"{address}api/map?folder=1&queries=original")[0])
+    times: dict[str, list[tuple[float, str]]] = {"map": [], "head": [], "curve": [], "strip": []}
+
+    def click(name: str, request: str) -> bytes:
+        took, content = get(f"{address}api/{request}")
+        times[name].append((took, request))
+        return content
+
+    click("map", "map?folder=1&queries=original")
     begin, complete = time.perf_counter(), None
     for _ in range(clicks):
         layer, head, item = rng.randint(1, layers), rng.randint(1, heads), rng.randint(1, items)
         condition = rng.choice(CONDITIONS[1:3])
         where = f"condition={condition}&folder=1&head={head}"
-        times["head"].append(get(f"{address}api/head?{where}&layer={layer}&queries=original")[0])
-        took, content = get(f"{address}api/head/curve?{where}&layer={layer}&queries=original")
-        times["curve"].append(took)
+        click("head", f"head?{where}&layer={layer}&queries=original")
+        content = click("curve", f"head/curve?{where}&layer={layer}&queries=original")
         if complete is None and json.loads(content)["complete"]:
             complete = time.perf_counter() - begin
-        times["strip"].append(get(f"{address}api/strip?{where}&item={item}&layer={layer}&queries=original")[0])
-        times["map"].append(get(f"{address}api/map?folder=1&queries=original")[0])
-    every = sorted(one for group in times.values() for one in group)
+        click("strip", f"strip?{where}&item={item}&layer={layer}&queries=original")
+        click("map", "map?folder=1&queries=original")
+    slowest = sorted((one for group in times.values() for one in group), reverse=True)
+    for took, request in slowest[:SHOWN]:
+        print(f"{1000 * took:6.0f} ms  {request}", file=sys.stderr)
+    every = [took for took, _ in reversed(slowest)]
     found |= {
         "clicks": len(every),
         "median_ms": 1000 * statistics.median(every),
@@ -94,7 +104,9 @@ def measure(address: str, layers: int, heads: int, items: int, clicks: int) -> d
         "worst_ms": 1000 * every[-1],
         "curve_s": complete,
     }
-    return found | {f"{name}_median_ms": 1000 * statistics.median(group) for name, group in times.items()}
+    for name, group in times.items():
+        found[f"{name}_median_ms"] = 1000 * statistics.median(took for took, _ in group)
+    return found
 
 
 def main() -> None:
@@ -109,7 +121,7 @@ def main() -> None:
     begin = time.perf_counter()
     if not (place / "study.json").exists():
         write_attention(
-            place, items=asked.items, layers=asked.layers, heads=asked.heads, conditions=CONDITIONS, length=55, question=(60, 130)
+            place, items=asked.items, layers=asked.layers, heads=asked.heads, conditions=CONDITIONS, length=55, question=(72, 142)
         )  # fmt: skip
     size = sum(file.stat().st_size for file in place.glob("*.parquet"))
     print(f"folder: {size / 1e9:.2f} GB, {time.perf_counter() - begin:.0f} s", file=sys.stderr)

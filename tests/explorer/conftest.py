@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 
 import mless
 from stored_attention import write_attention
+
+# Spoiled folders are those of the tests beside these.
+sys.path.append(str(Path(__file__).parents[1] / "hostile"))
 
 
 @pytest.fixture(scope="session")

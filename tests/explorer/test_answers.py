@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from judged_answers import answers_of, pair, rows_of, write_folder
@@ -206,35 +208,55 @@ def test_an_exported_list_holds_all_and_the_turned_items(tmp_path: Path) -> None
     json.dumps(answers, allow_nan=False)
 
 
-def test_the_list_is_made_without_texts_and_an_item_with_its_conditions_only(
+def test_the_list_is_made_without_texts_and_an_item_reads_them_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """160,000 answers must not come into memory at once: batches are small, and the list asks for no texts."""
-    from mless.explorer import answers as module
+    from mless.explorer import batches as module
 
-    read: list[tuple[str, ...]] = []
+    read: list[str] = []
     rows: list[int] = []
-    real = module.batches
+    real = module._raw
 
-    def watched(folder: Any, table: str, columns: Any, **more: Any) -> Any:
-        read.append((table, *columns))
-        for batch in real(folder, table, columns, **more):
+    def watched(folder: Any, gate: Any, table: str, columns: Any, newer: Any) -> Any:
+        read.extend([table] if "text" in columns else [])
+        for first, batch in real(folder, gate, table, columns, newer):
             rows.append(len(batch))
-            yield batch
+            yield first, batch
 
-    monkeypatch.setattr(module, "batches", watched)
+    monkeypatch.setattr(module, "_raw", watched)
     ask = asking(write_answers(tmp_path / "folder", items=3000, conditions=("none", "mless", "mful")))
     ask("answers")
-    assert "answers" in {table for table, *_ in read}
-    assert not any("text" in columns for _, *columns in read)
+    assert read == ["prompts"], "the questions of one page"
     ask("answers/item", item="sum-100", condition="mless")
     ask("answers/item", item="sum-101", condition="mless")
-    assert sum("text" in columns for _, *columns in read) == 1, "both conditions in one scan, and then no more"
-    ask("answers", search="plus 1")
-    ask("answers", search="plus 1", page=2)
-    assert sum("text" in columns for _, *columns in read) == 3, "answers and prompts once each"
-    assert len(rows) > 6
+    assert read == ["prompts", "answers"], "both conditions in one scan, and no more for the next item"
+    ask("answers", search="plus 1", all=1)
+    read.clear()
+    ask("answers", search="plus 1", all=1)
+    assert read == []
     assert max(rows) <= 4096
+
+
+@pytest.mark.parametrize("item", [1, 255, 256, 257, 1300, 3000])
+def test_the_texts_are_those_of_the_item(large: tuple[Ask, Path], item: int) -> None:
+    ask, path = large
+    name = f"sum-{item:03d}"
+    found = ask("answers/item", item=name, condition="mful", against="mless")
+    rows = pq.read_table(path / "answers.parquet").filter(pc.field("item") == name).to_pylist()
+    texts = {row["condition"]: row["text"] for row in rows}
+    for left, condition in (("new", "mless"), ("gone", "mful")):
+        assert "".join(text for kind, text in found["diff"] if kind != left) == texts[condition]
+    prompts = pq.read_table(path / "prompts.parquet").filter(pc.field("item") == name).to_pylist()
+    asked = next(row["text"] for row in prompts if row["condition"] == "none")
+    assert found["question"] in asked
+    assert len(found["question"]) > 5
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ask, Path]:
+    path = write_answers(tmp_path_factory.mktemp("large") / "folder", items=3000, conditions=("none", "mless", "mful"))
+    return asking(path), path
 
 
 def test_damaged_answers_are_refused(tmp_path: Path) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +20,8 @@ import pytest
 from mless.errors import BadFolder, BadPrompt
 from mless.explorer.asking import NotThere, read_request, request_text
 from mless.explorer.folders import Folders, Kept
+from mless.explorer.server import prepare
+from mless.explorer.slices import sums
 from mless.explorer.views import VIEWS, Chosen, answer, view
 from mless.figures.curves import measure
 from mless.results.folder import ResultFolder
@@ -117,6 +125,20 @@ def test_a_curve_comes_in_parts_and_ends_complete(stored: Path) -> None:
     assert found == answer(Folders([stored], patient=True), "head/curve", HEAD)
 
 
+def test_the_curves_of_a_head_are_added_up_side_by_side(tmp_path: Path) -> None:
+    """So that the page can say "10 of 40 items" of all of them soon, and not of the last one only when the others are complete."""
+    folders = Folders([write_attention(tmp_path / "quick", items=40, in_part=4)])
+    seen: set[tuple[int, ...]] = set()
+    for _ in range(2000):
+        added = sums(folders[0], ["none", "mless", "random"], 1)
+        assert added is not None
+        seen.add(tuple(one.steps for one in added))
+        if all(one.complete for one in added):
+            break
+    assert all(one.complete for one in added)
+    assert all(max(steps) - min(steps) <= 1 for steps in seen)
+
+
 def test_a_strip_is_aligned_token_by_token(folders: Folders, stored: Path) -> None:
     found = answer(folders, "strip", HEAD | {"item": "5"})
     one = (pc.field("item") == "item-005") & (pc.field("layer") == 1) & (pc.field("head") == 2)
@@ -204,6 +226,37 @@ def test_a_damaged_slice_is_refused(table: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda table: pa.concat_tables([table, table.slice(3, 1)]), "has a row twice"),
+        (lambda table: with_first(table, "item", "item-999"), "has a name that study.json does not list"),
+        (lambda table: with_first(table, "head", 99), "has a layer or head that was not captured"),
+        (lambda table: with_first(table, "layer", 0), "has a layer or head that was not captured"),
+    ],
+    ids=["twice", "item", "head", "layer"],
+)
+def test_shares_that_do_not_fit_the_study_are_refused(
+    change: Callable[[pa.Table], pa.Table], match: str, tmp_path: Path
+) -> None:
+    path = write_attention(tmp_path / "quick", items=4)
+    folder = ResultFolder(path)
+    about = folder.about()
+    assert about is not None
+    with folder.writing():
+        folder.write_table("shares", change(pq.read_table(path / "shares.parquet")))
+        folder.write_manifest(about)
+    with pytest.raises(BadFolder, match=match):
+        answer(Folders([path]), "head", HEAD)
+
+
+def with_first(table: pa.Table, column: str, value: object) -> pa.Table:
+    """The table with another value in the first row."""
+    values = table[column].to_pylist()
+    values[0] = value
+    return table.set_column(table.column_names.index(column), column, pa.array(values, table.schema.field(column).type))
+
+
+@pytest.mark.parametrize(
     ("path", "values"),
     [
         ("nothing", {}),
@@ -278,3 +331,45 @@ def test_the_cache_is_bounded_and_drops_the_oldest() -> None:
     assert kept.get(9, lambda: make(9), lambda value: 1000) == 9
     assert kept.get(9, lambda: make(9), lambda value: 1000) == 9
     assert made[-2:] == [9, 9]  # too large to keep
+
+
+def test_what_two_threads_want_is_made_once() -> None:
+    kept, made, begun = Kept(), [], threading.Event()
+
+    def make() -> int:
+        made.append(1)
+        begun.wait(10)
+        return 7
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(kept.get, "one", make) for _ in range(2)]
+        begun.set()
+        assert [one.result(20) for one in found] == [7, 7]
+    assert len(made) == 1
+
+
+def test_a_value_that_cannot_be_made_is_tried_again() -> None:
+    kept = Kept(100)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            kept.get("one", lambda: 1 // 0)
+    assert kept.get("one", lambda: 5) == 5
+
+
+def test_the_first_page_waits_for_no_large_library(stored: Path) -> None:
+    """Each of these takes a second or more to import."""
+    script = (
+        "import sys; from pathlib import Path; from mless.explorer.folders import Folders; from mless.explorer.views import answer; "
+        f"answer(Folders([Path({str(stored)!r})]), 'start', {{}}); print([name for name in ('torch', 'scipy.stats', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_first_page_and_the_shares_are_there_before_they_are_asked_for(stored: Path) -> None:
+    folders = Folders([stored])
+    prepare(folders)
+    made: list[str] = []
+    folders[0].kept("shares", lambda: made.append("shares"))
+    folders[0].kept("start", lambda: made.append("start"))
+    assert made == []

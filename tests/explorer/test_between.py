@@ -10,12 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import rankdata
 
+import mless
 from mless.errors import MlessError
 from mless.explorer.asking import NotThere, read_request
+from mless.explorer.between import LEAST_TURNED
 from mless.explorer.folders import Folders
 from mless.explorer.views import Chosen, answer, view
 from mless.results.schemas import SHARES, table_of_rows
+from spelling import model_folder
 from synthetic import write_answers, write_folder, write_likelihood
 
 MODEL = {"name": "smollm2", "label": "SmolLM2", "family": "llama", "layers": 3, "heads": 4, "fingerprint": "9f" * 16}
@@ -78,10 +82,56 @@ def test_pairs_are_offered(pair: Folders) -> None:
     assert one["conditions"] == ["mless", "random"], "mful has another filler in the two folders"
 
 
+def test_a_pair_that_was_really_run(tmp_path: Path) -> None:
+    """Attention and answers of one tiny model: what a person would give to `mless show`. The two studies read other parts of its weights."""
+    items = [{"id": f"q{n}", "question": f"What is {n} + {n % 7}?", "answer": "0"} for n in range(1, 25)]
+    given: dict[str, Any] = {
+        "model": str(model_folder(tmp_path / "model")), "prompt": "raw", "system": "Reply.", "length": 5, "conditions": ["none", "mless"],
+    }  # fmt: skip
+
+    def answered(name: str) -> Path:
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in items))
+        given["data"] = str(data)
+        return mless.run("accuracy", tmp_path / name, **given, **{"accuracy.max_new_tokens": 24}).folder
+
+    # A random model is never right by itself. So the reference is what it says without filler, and for every third item what it says with.
+    said = pq.read_table(answered("first") / "answers.parquet").to_pylist()
+    for place, row in enumerate(items):
+        condition = "none" if place % 3 else "mless"
+        mine = next(one for one in said if one["item"] == row["id"] and one["condition"] == condition)
+        row["answer"] = mine["extracted"] or "0"
+    answers = answered("items")
+    heads = mless.run("quick", tmp_path / "heads", **given).folder
+    folders = Folders([heads, answers])
+    (pair,) = answer(folders, "between", {})["turned"]
+    assert pair["conditions"] == ["mless"]
+    found = answer(folders, "between/heads", {"heads": "1", "answers": "2"})
+    counts = answer(folders, "answers", {"folder": "2"})["counts"]
+    assert (found["right"], found["wrong"]) == (counts["right"], counts["wrong"])
+    assert found["right"] + found["wrong"] >= LEAST_TURNED
+    assert (found["n"], found["count"]) == (24, 8)
+    change = {
+        row["item"]: row["after"]["score"] - row["before"]["score"]
+        for row in answer(folders, "answers", {"folder": "2", "all": "1"})["rows"]
+    }
+    shares = pq.read_table(heads / "shares.parquet").to_pylist()
+    for row in found["rows"]:
+        mine = {
+            one["item"]: np.log(one["retained"])
+            for one in shares
+            if (one["condition"], one["queries"], one["layer"], one["head"])
+            == ("mless", "original", row["layer"], row["head"])
+        }
+        ranks = rankdata([mine[item] for item in change])
+        assert row["r"] == pytest.approx(np.corrcoef(ranks, list(change.values()))[0, 1], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("about", "items", "match"),
     [
-        ({"model": MODEL | {"fingerprint": "00" * 16}}, 20, r"are of two models: SmolLM2 \(000000000000\) and SmolLM2 \(9f9f9f9f9f9f\)"),
+        ({"model": MODEL | {"name": "qwen", "label": "Qwen"}}, 20, r"are of two models: Qwen and SmolLM2 \(name qwen and name smollm2\)"),
+        ({"model": MODEL | {"revision": "11"}}, 20, r"are of two models: SmolLM2 and SmolLM2 \(revision 11 and revision None\)"),
         ({"prompt": "chat"}, 20, "they differ in kind of prompt"),
         ({"task": "gsm8k"}, 20, "they differ in task"),
         ({}, 4, "have 4 items in common; expected at least 10"),

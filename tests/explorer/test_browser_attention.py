@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
 import re
-from collections.abc import Callable
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mless
+from browsing import until
 from mless.explorer import exporting
 from mless.results.folder import ResultFolder
+from mless.results.reading import StoredActivations
+from spelling import model_folder
 from stored_attention import EVIL, write_attention
 from synthetic import write_folder
 
@@ -93,6 +99,47 @@ def test_choose_what_the_map_shows(opened: Opening, address: str) -> None:
     page.wait_for_selector("figcaption >> text=dilution exponent")
 
 
+def test_the_map_of_an_activation_study(opened: Opening, tmp_path: Path) -> None:
+    """Layer × set of tokens, of a study that was really run on a tiny model."""
+    model = str(model_folder(tmp_path / "model"))
+    folder = mless.run(
+        "activations",
+        tmp_path / "moved",
+        model=model,
+        conditions=["none", "mless", "mful"],
+        limit=6,
+        prompt="raw",
+        length=5,
+    ).folder
+    running = mless.show(folder, browser=False)
+    try:
+        page = opened().go(running.address)
+        page.click(".links >> text=Map")
+        page.wait_for_selector("h1 >> text=Map of activations")
+        row = re.compile(r"mless, layer 1, (\S+).* · (\S+) \S+ → \S+, change (\S+) \[(\S+), (\S+)\], Holm p")
+        said = row.search(page.inner_text(".readout"))
+        assert said
+        stored = StoredActivations(folder, ResultFolder(folder).about() or {})
+        wanted = next(
+            one for one in stored.changes(metric=said[2])
+            if (one["condition"], one["layer"], one["tokens"]) == ("mless", 1, said[1])
+        )  # fmt: skip
+        assert float(said[3].replace("−", "-")) == pytest.approx(wanted["difference"], rel=0.02)
+        page.keyboard.press("ArrowDown")
+        page.wait_for_selector(".readout >> text=mless, layer 2")
+        page.keyboard.press("End")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".readout >> text=mful, layer 2")
+        other = page.locator("select[aria-label='metric'] option").nth(1).get_attribute("value")
+        page.select_option("select[aria-label='metric']", other)
+        page.wait_for_selector(f"figcaption >> text={other}: change against none")
+        assert f"metric={other}" in page.evaluate("location.hash")
+        page.click("text=Proof")
+        assert "activations.parquet" in page.inner_text("dialog.proof")
+    finally:
+        running.stop()
+
+
 def test_a_head_has_its_facts_and_its_items_by_shift(opened: Opening, address: str) -> None:
     page = opened().go(address + HEAD)
     facts = page.inner_text(".facts")
@@ -111,7 +158,7 @@ def test_the_curve_tells_its_numbers(opened: Opening, address: str) -> None:
     page.wait_for_selector(".readout >> text=position 2")
     assert re.search(r"without filler 0\.\d+ \[", page.inner_text("section .readout"))
     page.hover("figure canvas", position={"x": 600, "y": 150})
-    page.wait_for_function("!document.querySelector('section .readout').textContent.startsWith('position 2 ')")
+    until(page, "!document.querySelector('section .readout').textContent.startsWith('position 2 ')")
 
 
 def test_find_and_sort_items(opened: Opening, address: str) -> None:
@@ -156,7 +203,7 @@ def test_the_strip_gives_a_tokens_numbers(opened: Opening, address: str) -> None
     page.wait_for_selector(".readout >> text=token 0")
     assert "<s>" in page.inner_text(".readout")
     page.hover("canvas.strip", position={"x": 80, "y": 30})
-    page.wait_for_function("!document.querySelector('.readout').textContent.includes('token 0 ')")
+    until(page, "!document.querySelector('.readout').textContent.includes('token 0 ')")
 
 
 def test_filler_tokens_say_so(opened: Opening, address: str) -> None:
@@ -182,22 +229,46 @@ def test_a_prompt_of_ten_thousand_tokens_scrolls(opened: Opening, tmp_path: Path
         assert int(page.inner_text(".title").split()[0]) > 10_000
         assert page.evaluate("document.querySelector('canvas.strip').height") < 2_000  # only what is visible is drawn
         page.keyboard.press("End")
-        page.wait_for_function("document.querySelector('.scroller').scrollTop > 10000")
-        # Every frame of a scroll is drawn in far less than a second, even on a busy machine.
-        worst = page.evaluate(
+        until(page, "document.querySelector('.scroller').scrollTop > 10000")
+        # However far it is scrolled, a frame draws what is on the screen and nothing else.
+        drawn = page.evaluate(
             """async () => {
                 const scroller = document.querySelector(".scroller");
-                let worst = 0;
+                const real = CanvasRenderingContext2D.prototype.fillText;
+                let texts = 0;
+                CanvasRenderingContext2D.prototype.fillText = function (...given) { texts += 1; return real.apply(this, given); };
+                const counts = [];
                 for (let at = 0; at < 20; at += 1) {
-                    const begin = performance.now();
+                    texts = 0;
                     scroller.scrollTop = at * 1500;
                     await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-                    worst = Math.max(worst, performance.now() - begin);
+                    counts.push(texts);
                 }
-                return worst;
+                CanvasRenderingContext2D.prototype.fillText = real;
+                return counts;
             }"""
         )
-        assert worst < 2_000
+        assert min(drawn[1:]) > 50
+        assert max(drawn) < 1_500
+        assert page.locator("main *").count() < 300
+    finally:
+        running.stop()
+
+
+def test_a_picture_of_a_long_prompt_says_what_is_not_in_it(opened: Opening, tmp_path: Path) -> None:
+    folder = write_attention(tmp_path / "long", items=2, layers=1, heads=2, length=100, question=(5_000, 5_010))
+    running = mless.show(folder, browser=False)
+    try:
+        page = opened(permissions=["clipboard-read", "clipboard-write"]).go(
+            running.address + "#strip?folder=1&condition=mless&layer=1&head=1&item=1"
+        )
+        page.click("button[aria-label='Copy as SVG']")
+        page.wait_for_selector(".said >> text=/copied: the first 3 9\\d\\d tokens of 5 1\\d\\d/")
+        assert re.search(
+            r">the first 3 9\d\d tokens of 5 1\d\d</text>", page.evaluate("navigator.clipboard.readText()")
+        )
+        page.click("button[aria-label='Copy as CSV']")
+        until(page, "navigator.clipboard.readText().then((text) => text.split('\\n').length > 5100)")
     finally:
         running.stop()
 
@@ -207,9 +278,71 @@ def test_a_link_shows_the_same_view_to_another(opened: Opening, address: str) ->
     first.keyboard.press("ArrowDown")
     first.keyboard.press("ArrowRight")
     first.wait_for_selector(".readout >> text=mless, L2H2")
+    until(first, "location.hash.includes('layer=2') && location.hash.includes('head=2')")  # once it rests
     link = first.evaluate("location.href")
     second = opened().go(link)
     assert second.inner_text(".readout p") == first.inner_text(".readout p")
+
+
+def test_the_address_is_not_written_with_every_move(opened: Opening, address: str) -> None:
+    """Chromium refuses an address that changes too often. What is marked is in it after a rest, or with a click."""
+    page = opened().go(address + "#map?folder=1")
+    page.evaluate(
+        """() => {
+            window.written = 0;
+            const real = history.replaceState;
+            history.replaceState = (...given) => { window.written += 1; real.apply(history, given); };
+        }"""
+    )
+    box = page.locator("canvas.map").bounding_box()
+    for at in range(60):
+        page.mouse.move(box["x"] + 40 + 2 * at, box["y"] + 45 + at % 30)
+    until(page, "location.hash.includes('head=')")
+    assert 1 <= page.evaluate("window.written") <= 12
+    page.mouse.move(box["x"] + 34 + 26 * 2.5 + 10, box["y"] + 40 + 5)
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+    page.go_back()
+    page.wait_for_selector(".readout >> text=mless, L1H2")
+
+
+def test_nothing_stays_of_a_view_that_was_left(opened: Opening, address: str) -> None:
+    """Neither listeners for the system's colours nor for the page's."""
+    made = opened()
+    made.page.add_init_script(
+        """window.heard = { change: 0, theme: 0, keydown: 0 };
+        const known = (target) => target === window || target === document || target instanceof MediaQueryList;
+        for (const [name, by] of [["addEventListener", 1], ["removeEventListener", -1]]) {
+            const real = EventTarget.prototype[name];
+            EventTarget.prototype[name] = function (kind, ...rest) {
+                if (kind in window.heard && known(this ?? window)) window.heard[kind] += by;
+                return real.call(this ?? window, kind, ...rest);
+            };
+        }"""
+    )
+    page = made.go(address)
+    before = page.evaluate("({ ...window.heard })")
+    for where in ("#map?folder=1", HEAD, STRIP) * 2:
+        page.evaluate("(where) => { location.hash = where; }", where)
+        page.wait_for_selector(f".view.{where[1:].partition('?')[0]}")
+    page.evaluate("() => { location.hash = '#start'; }")
+    page.wait_for_selector(".view.start")
+    assert page.evaluate("({ ...window.heard })") == before
+
+
+def test_up_and_down_walk_over_the_items_of_a_head(opened: Opening, address: str) -> None:
+    page = opened().go(address + HEAD)
+    links = page.locator(".items tbody a")
+    links.nth(0).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == links.nth(2).inner_text()
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.textContent") == links.nth(1).inner_text()
+    assert "L1H2" in page.inner_text("h1"), "the layer is the same"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".view.strip")
 
 
 def test_the_proof_of_a_number(opened: Opening, address: str) -> None:
@@ -261,13 +394,13 @@ def test_copy_as_csv_svg_and_png(opened: Opening, address: str, where: str) -> N
     assert copied.count("\n") > 10
     assert {len(line.split(",")) for line in copied.splitlines()[:1]} != {1}
     page.click("button[aria-label='Copy as SVG']")
-    page.wait_for_function("navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
+    until(page, "navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
     drawn = page.evaluate(
         "navigator.clipboard.readText().then((text) => new DOMParser().parseFromString(text, 'image/svg+xml').querySelectorAll('rect, path').length)"
     )
     assert drawn > 5
     page.click("button[aria-label='Copy as PNG']")
-    page.wait_for_function("navigator.clipboard.read().then((all) => all[0].types.includes('image/png'))")
+    until(page, "navigator.clipboard.read().then((all) => all[0].types.includes('image/png'))")
 
 
 def test_what_cannot_be_copied_is_saved(opened: Opening, address: str) -> None:
@@ -323,26 +456,80 @@ def test_a_hostile_folder_executes_nothing_and_fetches_nothing(opened: Opening, 
         running.stop()
 
 
-def test_a_page_on_another_origin_gets_nothing(opened: Opening, address: str, tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text("<!doctype html><title>other</title><p>other</p>")
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    """Another page on this machine, by another port: another origin."""
+
+    def do_GET(self) -> None:
+        content = b"<!doctype html><title>other</title><p>other</p>"
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_page_on_another_origin_gets_nothing(opened: Opening, address: str, elsewhere: str, name: str) -> None:
+    """It even knows the token. It can fetch nothing, run nothing, show nothing in a frame, and learn nothing from a window."""
     other = opened()
-    other.page.goto((tmp_path / "other.html").as_uri())
+    other.page.goto(elsewhere.replace("127.0.0.1", name))
+    replies: dict[str, tuple[int, str]] = {}
+    other.page.on("response", lambda one: replies.update({one.url: (one.status, one.request.resource_type)}))
     tried = other.page.evaluate(
         """async (address) => {
-            const tried = [];
+            const told = {};
             for (const mode of ["cors", "no-cors", "same-origin"]) {
-                tried.push(await fetch(`${address}api/start`, { mode }).then((reply) => reply.text()).catch(() => "refused"));
+                for (const path of ["api/start", "page/main.js", ""]) {
+                    const read = async (reply) => `${reply.type} ${await reply.text()}`;
+                    told[`${mode} ${path}`] = await fetch(address + path, { mode }).then(read).catch(() => "refused");
+                }
             }
+            const loaded = (element, name) => new Promise((done) => {
+                element.onload = () => done(`${name} loaded`);
+                element.onerror = () => done("refused");
+                document.body.append(element);
+                setTimeout(() => done("nothing"), 5000);
+            });
+            for (const path of ["api/start", "page/main.js", "page/views.js"]) {
+                const script = document.createElement("script");
+                script.src = address + path;
+                told[`script ${path}`] = await loaded(script, "script");
+                const module = document.createElement("script");
+                module.type = "module";
+                module.src = address + path;
+                told[`module ${path}`] = await loaded(module, "module");
+            }
+            const style = document.createElement("link");
+            style.rel = "stylesheet";
+            style.href = `${address}page/style.css`;
+            told.style = await loaded(style, "style");
             const frame = document.createElement("iframe");
             frame.src = address;
-            document.body.append(frame);
-            await new Promise((done) => setTimeout(done, 500));
-            try { tried.push(frame.contentDocument?.body?.innerText ?? "refused"); } catch { tried.push("refused"); }
-            return tried;
+            await loaded(frame, "frame");
+            let inner = "refused";
+            try { inner = frame.contentDocument.body.innerText; } catch { /* another origin */ }
+            told.frame = inner;
+            return told;
         }""",
         address,
     )
-    assert all(one in ("refused", "") for one in tried)
+    assert set(tried.values()) <= {"refused", "", "nothing", "opaque "}, tried
+    # The frame holds the browser's own page of refusal, not the explorer.
+    frame = next(one for one in other.page.frames if one != other.page.main_frame)
+    assert frame.locator("main, header.top").count() == 0
+    assert all(status == 403 for url, (status, _) in replies.items() if "/api/" in url)
     other.errors.clear()  # the browser says itself what it refused
 
 
@@ -362,6 +549,37 @@ def test_a_running_study_is_followed(opened: Opening, tmp_path: Path) -> None:
         running.stop()
 
 
+def test_the_menu_has_the_views_of_a_study_that_ended(opened: Opening, tmp_path: Path) -> None:
+    path = write_attention(tmp_path / "live", items=4, layers=1, heads=2, complete=False)
+    done = write_attention(tmp_path / "done", items=4, layers=1, heads=2)
+    running = mless.show(path, browser=False)
+    try:
+        page = opened().go(running.address)
+        assert page.locator("nav[aria-label=Views] a").count() == 1
+        for file in done.glob("*.parquet"):
+            shutil.copy(file, path / file.name)
+        shutil.copy(done / "study.json", path / "study.json")
+        page.wait_for_selector("nav[aria-label=Views] >> text=Map")
+        page.wait_for_selector(".card >> text=finished")
+        page.keyboard.press("2")
+        page.wait_for_selector("canvas.map")
+    finally:
+        running.stop()
+
+
+def test_a_damaged_table_is_said_in_an_exported_file(opened: Opening, attention: Path, tmp_path: Path) -> None:
+    broken = write_attention(tmp_path / "broken", items=3, layers=1, heads=2)
+    content = bytearray((broken / "attention.parquet").read_bytes())
+    content[60:1000] = bytes(940)
+    (broken / "attention.parquet").write_bytes(content)
+    exporting.write(exporting.compose([attention, broken]), tmp_path / "page.html")
+    page = opened(offline=True).go((tmp_path / "page.html").as_uri())
+    assert page.locator("article").nth(0).locator(".refusal").count() == 0
+    assert "broken/attention.parquet" in page.locator("article").nth(1).locator(".refusal").inner_text()
+    page.evaluate("() => { location.hash = '#map?folder=2&show=mass-filler'; }")
+    page.wait_for_selector("[role=alert] >> text=broken/attention.parquet")
+
+
 def test_a_folder_of_before_and_a_damaged_one_are_shown_beside_another(
     opened: Opening, attention: Path, tmp_path: Path
 ) -> None:
@@ -378,6 +596,6 @@ def test_a_folder_of_before_and_a_damaged_one_are_shown_beside_another(
         page.wait_for_selector("h1 >> text=L1H1 under mless")
         assert "items are not ranked" in page.inner_text("main")
         page.keyboard.press("[")
-        page.wait_for_function("location.hash === '#map?folder=1'")
+        until(page, "location.hash === '#map?folder=1'")
     finally:
         running.stop()

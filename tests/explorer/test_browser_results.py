@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from browsing import until
 from dose_folders import write_dose
 from mless.explorer.folders import Folders
 from mless.explorer.views import answer
+from mless.results.folder import ResultFolder
 from placed_folders import write_placebo
 from specified_folders import write_multiverse
+from stored_attention import write_attention
 from synthetic import write_answers, write_likelihood
 
 #: Playwright's, which is not installed where types are checked.
@@ -79,15 +84,6 @@ def ready(page: Page, heading: str | None = None) -> None:
     page.wait_for_selector("main[aria-busy=false] h1")
     if heading is not None:
         until(page, f"document.querySelector('main h1')?.textContent.includes({json.dumps(heading)})")
-
-
-def until(page: Page, script: str) -> None:
-    """Wait for a script to be true. Playwright's own way needs eval in the page, which its policy forbids."""
-    for _ in range(200):
-        if page.evaluate(script):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"not within ten seconds: {script}")
 
 
 def texts(found: Locator) -> list[str]:
@@ -226,6 +222,84 @@ def test_answers_are_copied_as_csv(opened: Open) -> None:
     assert lines[0] == "item,reference,none_extracted,none_score,mful_extracted,mful_score,turned"
     assert all(line.endswith(",wrong") for line in lines[1:])
     assert len(lines) == 1 + page.locator("table.answers tbody tr").count()
+
+
+def test_all_rows_are_copied_and_not_one_page_of_them(opened: Open) -> None:
+    # One of the sixty items has no solution.
+    for view, rows in (("answers?folder=1&condition=mful", 120), ("likelihood?folder=3", 59)):
+        page = opened(view, **COPY)
+        assert "page 1 of" in page.locator(".pager").inner_text()
+        page.get_by_role("region", name="Items").get_by_role("button", name="Copy as CSV").click()
+        until(page, "[...document.querySelectorAll('.said')].some((one) => one.textContent === 'copied')")
+        items = [line.split(",")[0] for line in clipboard(page).strip().split("\n")[1:]]
+        assert len(items) == len(set(items)) == rows
+
+
+def test_numbers_keep_their_sign_in_csv_and_formulas_stay_text(opened: Open) -> None:
+    page = opened("start")
+    row = ["-5", -0.25, "+3e-2", "-.5", "=1+1", "-1+2", "+A1", "@x", "-", "\tx", 'a "b", c', None]
+    written = page.evaluate("async (row) => (await import('./page/formats.js')).csv([row])", row)
+    assert next(csv.reader([written])) == [
+        "-5", "-0.25", "+3e-2", "-.5", "'=1+1", "'-1+2", "'+A1", "'@x", "'-", "'\tx", 'a "b", c', "",
+    ]  # fmt: skip
+
+
+def test_a_mark_that_was_hovered_leaves_no_tip_in_the_next_view(opened: Open) -> None:
+    page = opened("dose?folder=6")
+    page.locator("figure.chart").first.locator(".mark").first.hover()
+    assert page.locator(".tip").count() == 1
+    page.keyboard.press("1")
+    ready(page, "result folders")
+    assert page.locator(".tip").count() == 0
+
+
+UNSEEN = "a\u202eb\u200bc\x07d\u2028e"
+
+
+def test_signs_that_cannot_be_seen_are_shown_in_every_view(opened: Open, tmp_path: Path) -> None:
+    """An id or a name that would turn the text around, or look like another."""
+    from mless.explorer import show
+
+    folders = [
+        renamed(write_likelihood(tmp_path / "likelihood", items=12)),
+        renamed(write_answers(tmp_path / "answers", items=12, text=UNSEEN)),
+        write_attention(tmp_path / "attention", items=12, layers=1, heads=2, item="{:03d}" + UNSEEN, token=UNSEEN),
+    ]
+    running = show(folders, browser=False)
+    first = quote(f"sum-001{UNSEEN}")
+    try:
+        for view in (
+            "likelihood?folder=1", f"tokens?folder=1&item={first}", "answers?folder=2", f"answer?folder=2&item={first}",
+            "head?folder=3&condition=mless&layer=1&head=1", "strip?folder=3&condition=mless&layer=1&head=1&item=1",
+        ):  # fmt: skip
+            page = opened(view, at=running.address)
+            shown = page.evaluate(
+                "document.body.innerText + [...document.querySelectorAll('[aria-label], [title]')].map((one) => `${one.title} ${one.ariaLabel}`)"
+            )
+            assert not set(shown) & set("\u202e\u200b\x07\u2028"), view
+            assert "a\\u202eb\\u200bc\\x07d\\u2028e" in shown, view
+    finally:
+        running.stop()
+
+
+def renamed(path: Path) -> Path:
+    """The folder with ids of items that end with signs which cannot be seen."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = ResultFolder(path)
+    about = folder.about()
+    assert about is not None
+    about["items"] = [f"{one}{UNSEEN}" for one in about["items"]]
+    with folder.writing():
+        for file in path.glob("*.parquet"):
+            table = pq.read_table(file)
+            if "item" in table.column_names:
+                ids = pa.array([f"{one}{UNSEEN}" for one in table["item"].to_pylist()], pa.string())
+                table = table.set_column(table.column_names.index("item"), "item", ids)
+            folder.write_table(file.stem, table)
+        folder.write_manifest(about)
+    return path
 
 
 def test_hostile_answers_are_text(opened: Open) -> None:

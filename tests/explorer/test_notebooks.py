@@ -17,10 +17,11 @@ import pytest
 import mless
 from dose_folders import write_dose
 from mless.capture import Attention
-from mless.explorer import notebooks
+from mless.explorer import exporting, notebooks
 from mless.study import Outcome
 from mless.values import MASS_NAMES, Prompt, Span
 from several_models import answered
+from stored_attention import write_attention
 from synthetic import write_answers
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_look.ipynb"
@@ -129,9 +130,29 @@ def test_what_cannot_be_shown_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     """A display must not raise: a folder that is gone, and one that is too large for a frame."""
     assert "holds no study.json" in shown(Outcome(tmp_path / HOSTILE.replace("/", ""), 0, 0))
     assert "<script" not in shown(Outcome(tmp_path / "<script>", 0, 0))
-    monkeypatch.setattr(notebooks, "MOST_MB", 0.2)
-    said = shown(Outcome(write_answers(tmp_path / "folder", items=40), 0, 1))
-    assert "larger than 0.2 MB" in said
+    monkeypatch.setattr(exporting, "_page", lambda parts: 1 // 0)
+    said = shown(Outcome(write_answers(tmp_path / "folder", items=4), 0, 1))
+    assert "this cannot be shown here (ZeroDivisionError" in said
+
+
+def test_a_large_folder_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_attention(tmp_path / "folder", items=4, layers=2, heads=2)
+    outcome = Outcome(folder, 0, 1)
+    whole = inside(shown(outcome))
+    assert '"left_out":0' in whole
+    assert '"head/curve?' in whole
+    # A table of attention that is too large to be read as a whole: its curves and mass are not there, and the rest is.
+    monkeypatch.setattr(exporting, "_LONG_BYTES", 1000)
+    page = inside(shown(outcome))
+    assert "head/curve?" not in page
+    assert "map/mass?" not in page
+    assert '"strip?' in page
+    assert re.search(r'"left_out":[1-9]', page)
+    # A page that would be too large.
+    monkeypatch.setattr(notebooks, "MOST_MB", len(exporting._page({})) / 1e6 + 0.02)
+    small = shown(outcome)
+    assert len(inside(small)) < len(page)
+    assert '"verdict":' in inside(small)
 
 
 # ---- the example ---------------------------------------------------------------------------------------------------------

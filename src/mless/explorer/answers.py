@@ -14,10 +14,11 @@ from jaxtyping import Bool, Float64, Int
 
 from mless.errors import BadFolder
 from mless.explorer.asking import NotThere, Query, request_text
-from mless.explorer.batches import batches
+from mless.explorer.batches import batches, of_conditions, rows_at
 from mless.explorer.diffing import word_diff
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.listing import page_of
+from mless.explorer.questions import questions
 from mless.explorer.views import Chosen, View
 from mless.results.answers import StoredAnswers, shown_rows
 
@@ -59,11 +60,23 @@ class Index:
     sides: Mapping[str, Side]
     short: pa.Table
     rows: Mapping[str, Int[np.ndarray, " items"]]
+    #: For each row of the table its condition and item, and the sample.
+    keys: Int[np.ndarray, " rows"]
+    sample: Float64[np.ndarray, " rows"]
 
     @property
     def size(self) -> int:
         """Bytes, roughly."""
-        return len(self.items) * (32 * len(self.sides) + 200) + self.short.nbytes
+        return len(self.items) * (32 * len(self.sides) + 200) + self.short.nbytes + 16 * len(self.keys)
+
+    def rows_of(self, condition: str, item: str) -> list[int]:
+        """The numbers of an item's rows, in the samples' order."""
+        at = self.places.get(item)
+        if at is None:
+            return []
+        number = list(self.folder.conditions).index(condition)
+        mine = np.flatnonzero(self.keys == number * len(self.items) + at)
+        return mine[np.argsort(self.sample[mine], kind="stable")].tolist()
 
 
 def index_of(folder: Folder) -> Index:
@@ -98,7 +111,8 @@ def _index(folder: Folder) -> Index:
         rows[name][at[order]] = mine[order]
     kept = [name for name in ("extracted", "reference", "finish", "stated") if name in table.column_names]
     places_of = {item: at for at, item in enumerate(stored.items)}
-    return Index(stored, tuple(stored.items), places_of, found, table.select(kept).combine_chunks(), rows)
+    keys = which.astype(np.int64) * len(items) + places.astype(np.int64)
+    return Index(stored, tuple(stored.items), places_of, found, table.select(kept).combine_chunks(), rows, keys, sample)
 
 
 def _cut_short(table: pa.Table) -> pa.Table:
@@ -221,7 +235,7 @@ def _list(query: Query) -> dict[str, Any]:
         "items": len(turned),
         "page": at.page,
         "pages": at.pages,
-        "rows": _rows(pair, turned, shown.tolist()),
+        "rows": _rows(query.folder(), pair, turned, shown.tolist()),
     }
 
 
@@ -306,25 +320,34 @@ def _searched(folder: Folder, conditions: Sequence[str], text: str) -> dict[str,
     def scan() -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = {name: set() for name in conditions}
         columns = ("text", "item", "extracted", "reference")
-        for batch in batches(folder, "answers", ["condition", *columns], only=conditions):
-            for row in batch.filter(has(batch, columns)).select(["condition", "item"]).to_pylist():
+        mine, asked = of_conditions(conditions), of_conditions(["none"])
+        hits = batches(
+            folder, "answers", ["condition", *columns], where=lambda rows: pc.and_(mine(rows), has(rows, columns))
+        )
+        for batch in hits:
+            for row in batch.select(["condition", "item"]).to_pylist():
                 found[row["condition"]].add(row["item"])
         if folder.has("prompts"):
-            for batch in batches(folder, "prompts", ["condition", "item", "text"], only=["none"]):
-                asked = batch.filter(has(batch, ("text",)))["item"].to_pylist()
+            prompts = batches(
+                folder,
+                "prompts",
+                ["condition", "item", "text"],
+                where=lambda rows: pc.and_(asked(rows), has(rows, ("text",))),
+            )
+            for batch in prompts:
                 for ids in found.values():
-                    ids.update(asked)
+                    ids.update(batch["item"].to_pylist())
         return {name: frozenset(ids) for name, ids in found.items()}
 
     return _at_once(folder, f"search {text}", conditions, scan, lambda ids: 100 + 100 * len(ids))
 
 
-def _rows(pair: Pair, turned: Int[np.ndarray, " items"], places: Sequence[int]) -> list[dict[str, Any]]:
+def _rows(folder: Folder, pair: Pair, turned: Int[np.ndarray, " items"], places: Sequence[int]) -> list[dict[str, Any]]:
     items = [pair.after.items[at] for at in places]
     first, second = pair.sides()
     before = _short_answers(pair.before, pair.against, items)
     after = _short_answers(pair.after, pair.condition, items)
-    asked = _short_questions(pair.after.folder, items)
+    asked = _short_questions(folder, items)
     return [
         {
             "item": item,
@@ -360,11 +383,11 @@ def _short_answers(index: Index, condition: str, items: Sequence[str]) -> dict[s
     return found
 
 
-def _short_questions(folder: StoredAnswers, items: Sequence[str]) -> dict[str, str]:
+def _short_questions(folder: Folder, items: Sequence[str]) -> dict[str, str]:
     file = folder.path / "prompts.parquet"
-    if not folder.about.get("questions") and file.exists() and file.stat().st_size > PROMPTS_BYTES:
+    if not folder.about().get("questions") and file.exists() and file.stat().st_size > PROMPTS_BYTES:
         return {}
-    return {item: _cut(text, SHORT) or "" for item, text in folder.questions(items).items()}
+    return {item: _cut(text, SHORT) or "" for item, text in questions(folder, items).items()}
 
 
 def _cut(text: str | None, most: int) -> str | None:
@@ -395,7 +418,7 @@ def _item(query: Query) -> dict[str, Any]:
         "title": folder.title,
         "other_title": pair.before.folder.title,
         "turned": TURNED[turned] if turned >= 0 else None,
-        "question": _cut(folder.questions([item]).get(item), LONG),
+        "question": _cut(questions(query.folder(), [item]).get(item), LONG),
         "reference": _cut(next((side["reference"] for side in sides if side), None), LONG),
         "grader": folder.settings.get("grader"),
         "before": _side(before, sides[0]),
@@ -440,14 +463,6 @@ def _telling(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, A
     return 1
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """All answers of a condition in full, and the rows of each item in the samples' order."""
-
-    table: pa.Table
-    rows: Mapping[str, list[int]]
-
-
 _COLUMNS = [
     "condition",
     "item",
@@ -463,34 +478,18 @@ _COLUMNS = [
 ]
 
 
-def _texts(folder: Folder, conditions: Sequence[str]) -> dict[str, Texts]:
-    """The texts of conditions: read once, in batches, and kept while there is room."""
-
-    def scan() -> dict[str, Texts]:
-        found: dict[str, list[pa.Table]] = {name: [] for name in conditions}
-        for batch in batches(folder, "answers", _COLUMNS, newer=["stated", "disagree"], only=conditions):
-            for name, parts in found.items():
-                rows = batch.filter(pc.equal(batch["condition"], name)).drop_columns(["condition"])
-                parts += [rows] if len(rows) or not parts else []
-        return {name: _by_item(pa.concat_tables(parts).combine_chunks()) for name, parts in found.items()}
-
-    return _at_once(folder, "texts", conditions, scan, lambda made: made.table.nbytes + 200 * len(made.rows))
-
-
-def _by_item(table: pa.Table) -> Texts:
-    rows: dict[str, list[int]] = {}
-    items = table["item"].to_pylist()
-    for row in pc.sort_indices(table, [("sample", "ascending")]).to_pylist():
-        rows.setdefault(items[row], []).append(row)
-    return Texts(table, rows)
-
-
 def _answers(pair: Pair, query: Query, item: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """An item's answers on both sides, in the samples' order."""
-    read = [_texts(folder, conditions) for folder, conditions in _read_of(pair, query)]
-    found = [read[0][pair.against], read[-1][pair.condition]]
-    before, after = (one.table.take(one.rows.get(item, [])).to_pylist() for one in found)
-    return before, after
+    """An item's answers on both sides, in the samples' order. Of the tables only their rows are kept, and some beside them."""
+    before = pair.before.rows_of(pair.against, item)
+    after = pair.after.rows_of(pair.condition, item)
+    if pair.own:  # one reading is enough for both
+        both = _read(query.folder(), [*before, *after])
+        return both[: len(before)], both[len(before) :]
+    return _read(_other(query), before), _read(query.folder(), after)
+
+
+def _read(folder: Folder, rows: Sequence[int]) -> list[dict[str, Any]]:
+    return rows_at(folder, "answers", _COLUMNS, rows, newer=["stated", "disagree"]).to_pylist()
 
 
 def _side(answers: Sequence[Mapping[str, Any]], one: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -20,13 +20,14 @@ from mless.results.comparing import asked_of, differences
 from mless.results.escaping import visible
 from mless.results.reading import StoredStudy
 from mless.results.readouts import READOUTS, readouts_of
-from mless.stats.associated import PERMUTATIONS, associations
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
 
 #: Without these alike, numbers are not of one thing. Other settings may differ, and are named.
 _ALIKE = ("task", "items", "questions or answers", "kind of prompt")
+#: What is the same in two studies of one model.
+_MODEL = ("name", "revision", "family", "layers", "heads", "parameters")
 #: Fewer items, or fewer of them turned, say nothing about heads.
 LEAST_ITEMS, LEAST_TURNED = 10, 4
 
@@ -161,10 +162,12 @@ def _fits(one: Folder, other: Folder, condition: str) -> bool:
 def _check_pair(one: Folder, other: Folder, condition: str) -> None:
     """Refuse folders of two models, of other prompts, or with too few items in common."""
     first, second = one.study, other.study
-    prints = [study.model.get("fingerprint") or study.model.get("name") for study in (first, second)]
-    if prints[0] != prints[1]:
+    # The fingerprint is of the tensors that a study read, and answers need more of them than attention does.
+    unlike = [name for name in _MODEL if first.model.get(name) != second.model.get(name)]
+    if unlike:
+        said = (f"{unlike[0]} {str(study.model.get(unlike[0]))[:40]}" for study in (first, second))
         raise BadFolder(
-            f"{one.path} and {other.path} are of two models: {first.label} ({str(prints[0])[:12]}) and {second.label} ({str(prints[1])[:12]})"
+            f"{one.path} and {other.path} are of two models: {first.label} and {second.label} ({' and '.join(said)})"
         )
     wrong = differences(asked_of(first, [condition]), asked_of(second, [condition]))
     # Each of them may have more items than the other; which they share is looked at below.
@@ -180,6 +183,9 @@ def _check_pair(one: Folder, other: Folder, condition: str) -> None:
 
 def _heads(query: Query) -> dict[str, Any]:
     """Over items: the correlation of each head's shift with whether the item turned right (+1), wrong (−1) or stayed (0)."""
+    # Its import takes two seconds, which the first page would wait for.
+    from mless.stats.associated import PERMUTATIONS, associations
+
     folders = query.folders
     one: Folder = folders[query.whole("heads", 1, len(folders)) - 1]
     other: Folder = folders[query.whole("answers", 1, len(folders)) - 1]

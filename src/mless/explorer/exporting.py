@@ -7,16 +7,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mless.errors import BadStudy
+from mless.errors import BadFolder, BadStudy, MlessError
 from mless.explorer.asking import NotThere, read_request
 from mless.explorer.folders import Folders
 from mless.explorer.server import page_files
 from mless.explorer.views import VIEWS, Chosen, answer, view
+from mless.results.escaping import visible
 from mless.results.folder import write_atomically
 from mless.values import parse_numbers
 
@@ -25,14 +27,19 @@ _IMPORT = re.compile(r'^import \{ ([^}]+) \} from "\./([a-z_]+\.js)";$', re.MULT
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) ([A-Za-z_]+)", re.MULTILINE)
 _LEFT = re.compile(r"^\s*(?:import|export)\b", re.MULTILINE)
 _MEGABYTE = 1_000_000
+_START = "start"
+#: A page that may be a part is made within so many seconds, or little more; and all of a larger table of attention is not read for it.
+_PART_SECONDS = 20.0
+_LONG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A page that is ready to be written: its text, and how many requests it answers."""
+    """A page that is ready to be written: its text, how many requests it answers, and what of which folder is damaged and so not in it."""
 
     text: bytes
     answers: int
+    damaged: tuple[str, ...] = ()
 
     @property
     def megabytes(self) -> float:
@@ -40,31 +47,91 @@ class Exported:
 
 
 def compose(
-    results: Sequence[str | os.PathLike[str]], *, items: str = "1-3", heads: int = 3, max_mb: float = 30
+    results: Sequence[str | os.PathLike[str]],
+    *,
+    items: str = "1-3",
+    heads: int = 3,
+    max_mb: float = 30,
+    part: bool = False,
 ) -> Exported:
     """The page with all maps and verdicts, lists of answers, texts of some, and the strips of these items in the most shifted heads of each layer.
 
-    Nothing is written.
+    Nothing is written. What is damaged is left out, and the page says so; where nothing is sound, the export is refused.
 
-    Refused where it would be larger than `max_mb` megabytes.
+    Refused where it would be larger than `max_mb` megabytes. With `part` it holds what fits and is made in seconds, and says that it is a part.
     """
-    folders = Folders([Path(one) for one in results], patient=True)
-    chosen = Chosen(_items(items, folders), heads)
-    limit = int(max_mb * _MEGABYTE)
-    page = _page({})
-    size, parts = len(page), dict[str, str]()
-    for request in _requests(folders, chosen):
-        found = _encoded(folders, request)
+    folders = Folders([Path(one) for one in results], patient=True, elsewhere=True)
+    faults = Faults(folders)
+    cards: list[dict[str, Any]] = answer(folders, _START, {})["folders"]
+    if all(one["state"] == "refused" for one in cards):
+        raise BadFolder(f"nothing can be exported: {'; '.join(one['why'] for one in cards)}")
+    chosen = Chosen(_items(items, folders, faults), heads)
+    limit, until = int(max_mb * _MEGABYTE), time.monotonic() + _PART_SECONDS
+    size, parts, left_out = len(_page({})), dict[str, str](), 0
+    for request in _requests(folders, chosen, faults):
+        if part and (size > limit or time.monotonic() > until or _is_long(folders, request)):
+            left_out += 1
+            continue
+        found = _encoded(folders, request, faults)
         if found is None:
             continue
-        parts[request] = found
         size += len(request) + len(found) + 6
+        if part and size > limit:
+            left_out += 1
+            continue
+        parts[request] = found
         if size > limit:
             raise BadStudy(
                 f"the page would be larger than {max_mb:g} MB: it holds {len(parts)} answers so far, and there are more; choose fewer items (--items 1), "
                 f"fewer heads (--heads 1) or fewer folders, or allow more with --max-mb {max_mb * 4:g}"
             )
-    return Exported(_page(parts), len(parts))
+    # The start comes last, since it says what was found to be damaged, and what is not in it.
+    parts[_START] = _start(folders, faults, left_out)
+    return Exported(_page(parts), len(parts), faults.said())
+
+
+def _is_long(folders: Folders, request: str) -> bool:
+    """Whether a request has to read all of a large table of attention."""
+    path, values = read_request(request)
+    if path not in ("map/mass", "head/curve"):
+        return False
+    file: Path = folders[int(values["folder"]) - 1].path / "attention.parquet"
+    return file.stat().st_size > _LONG_BYTES
+
+
+class Faults:
+    """What of which folder cannot be read. A folder's path is not in it: the page is read elsewhere."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._folders = folders
+        self._found: dict[int, dict[str, MlessError]] = {}
+
+    def note(self, number: int, fault: MlessError) -> str:
+        """Keep a fault; what is said of it."""
+        words = self.without_paths(visible(str(fault), keep=""))
+        self._found.setdefault(number, {})[words] = fault
+        return words
+
+    def of(self, number: int) -> list[str]:
+        return list(self._found.get(number, ()))
+
+    def said(self) -> tuple[str, ...]:
+        return tuple(
+            f"{visible(folder.name, keep='')}: {why}" for folder in self._folders for why in self.of(folder.number)
+        )
+
+    def without_paths(self, text: str, written: Callable[[str], str] = str) -> str:
+        """A text in which each folder is named, and not where it is on this machine. `written` is how the text has been written."""
+        names = {
+            form(str(path)): form(folder.name)
+            for folder in self._folders
+            for path in (folder.path.absolute(), folder.path.resolve())
+            for form in (written, lambda one: written(visible(one, keep="")))
+            if folder.name
+        }
+        for path in sorted(names, key=len, reverse=True):
+            text = text.replace(path, names[path])
+        return text
 
 
 def write(exported: Exported, out: Path) -> None:
@@ -72,25 +139,55 @@ def write(exported: Exported, out: Path) -> None:
     write_atomically(out, exported.text)
 
 
-def _items(given: str, folders: Folders) -> dict[int, tuple[int, ...]]:
+def _items(given: str, folders: Folders, faults: Faults) -> dict[int, tuple[int, ...]]:
     """Items such as 1-3,7 by folder. A folder with fewer items holds those it has, so that several can be exported at once."""
-    counts = {folder.number: len(folder.about().get("items") or ()) for folder in folders}
+    counts: dict[int, int] = {}
+    for folder in folders:
+        try:
+            counts[folder.number] = len(folder.about().get("items") or ())
+        except MlessError as fault:
+            faults.note(folder.number, fault)
     asked = [] if given == "none" else parse_numbers(given, max(counts.values()), "item", "the largest folder's")
     return {number: tuple(one for one in asked if one <= count) for number, count in counts.items()}
 
 
-def _requests(folders: Folders, chosen: Chosen) -> Iterator[str]:
+def _requests(folders: Folders, chosen: Chosen, faults: Faults) -> Iterator[str]:
+    """What each view asks for, but for the start. Of a folder that is damaged the other views, and the other folders, are asked all the same."""
     for name in VIEWS:
-        yield from dict.fromkeys(view(name).exported(folders, chosen))
+        made = view(name).exported
+        sound: list[int] = []
+        for folder in folders:
+            try:
+                list(made(folders.only([folder.number]), chosen))
+                sound.append(folder.number)
+            except MlessError as fault:
+                faults.note(folder.number, fault)
+        yield from (one for one in dict.fromkeys(made(folders.only(sound), chosen)) if one != _START)
 
 
-def _encoded(folders: Folders, request: str) -> str | None:
-    """An answer as JSON that can stand inside a page; None where there is nothing to answer."""
+def _encoded(folders: Folders, request: str, faults: Faults) -> str | None:
+    """An answer as JSON that can stand inside a page; None where there is nothing to answer. A fault is an answer too: the page shows it."""
+    path, values = read_request(request)
+    found: dict[str, Any]
     try:
-        found = answer(folders, *read_request(request))
+        found = answer(folders, path, values)
     except NotThere:
         return None
-    return _json(found)
+    except MlessError as fault:
+        found = {"error": faults.note(int(values.get("folder", values.get("heads", 1))), fault)}
+    return _written(found, faults)
+
+
+def _start(folders: Folders, faults: Faults, left_out: int) -> str:
+    """The start of the page, with what is damaged of each folder, and how many answers are not in it."""
+    found = answer(folders, _START, {})
+    for one in found["folders"]:
+        one["damaged"] = [] if one["state"] == "refused" else faults.of(one["number"])
+    return _written(found | {"left_out": left_out}, faults)
+
+
+def _written(found: Mapping[str, Any], faults: Faults) -> str:
+    return faults.without_paths(_json(found), lambda text: _json(text)[1:-1])
 
 
 def _json(value: Any) -> str:

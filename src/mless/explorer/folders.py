@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ from mless.results.reading import StoredResults, StoredStudy
 T = TypeVar("T")
 
 #: Answers and slices that are kept. The oldest are dropped first.
-_KEPT_BYTES = 160 << 20
+_KEPT_BYTES = 64 << 20
 
 
 class Kept:
@@ -30,15 +30,26 @@ class Kept:
         self._limit, self._used = limit, 0
         self._values: OrderedDict[object, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
+        #: Values that a thread is making.
+        self._made: dict[object, threading.Lock] = {}
 
     def get(self, key: object, make: Callable[[], T], size: Callable[[T], int] = lambda value: 4096) -> T:
-        """The value of a key; made where it is not kept. Where two threads make it at once, both get the first one."""
+        """The value of a key; made where it is not kept. While a thread makes it, others that want it wait."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return cast("T", self._values[key][0])
-        value = make()
-        return self.put(key, value, size(value))
+            making = self._made.setdefault(key, threading.Lock())
+        with making:
+            with self._lock:
+                if key in self._values:
+                    return cast("T", self._values[key][0])
+            try:
+                value = make()
+                return self.put(key, value, size(value))
+            finally:
+                with self._lock:
+                    self._made.pop(key, None)
 
     def put(self, key: object, value: T, cost: int) -> T:
         """Keep a value, unless there is one; the one that is kept."""
@@ -57,8 +68,10 @@ class Kept:
 class Folder:
     """One result folder. study.json is read again when it changes, so that a running study is shown as it is now."""
 
-    def __init__(self, number: int, path: Path, kept: Kept, *, patient: bool = False) -> None:
+    def __init__(self, number: int, path: Path, kept: Kept, *, patient: bool = False, elsewhere: bool = False) -> None:
         self.number, self.path = number, path
+        #: Whether the page is read on another machine: it then names the folder, and no path of this machine.
+        self.elsewhere = elsewhere
         #: Whether an answer waits until all of it is read: an export does, a page gets what is there and asks again.
         self.patient = patient
         self._kept = kept
@@ -66,6 +79,11 @@ class Folder:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def place(self) -> str:
+        """What the page says of where the folder is."""
+        return self.name if self.elsewhere else str(self.path)
 
     def state(self) -> tuple[object, ...]:
         """What changes when study.json is written anew."""
@@ -120,7 +138,7 @@ class Folder:
 class Folders(Sequence[Folder]):
     """The folders of one explorer, in the order they were given. A request names one by its number, from 1; never by a path."""
 
-    def __init__(self, paths: Sequence[Path], *, patient: bool = False) -> None:
+    def __init__(self, paths: Sequence[Path], *, patient: bool = False, elsewhere: bool = False) -> None:
         if not paths:
             raise BadFolder(
                 "no result folder was given; expected one or more, such as results/quick-SmolLM2-135M-Instruct"
@@ -129,7 +147,16 @@ class Folders(Sequence[Folder]):
             if not (Path(path) / "study.json").is_file():
                 raise no_result_folder(Path(path))
         kept = Kept()
-        self._folders = [Folder(number, Path(path), kept, patient=patient) for number, path in enumerate(paths, 1)]
+        self._folders = [
+            Folder(number, Path(path), kept, patient=patient, elsewhere=elsewhere)
+            for number, path in enumerate(paths, 1)
+        ]
+
+    def only(self, numbers: Collection[int]) -> Folders:
+        """Some of the folders, with the numbers they have here."""
+        found = object.__new__(Folders)
+        found._folders = [one for one in self._folders if one.number in numbers]
+        return found
 
     def __len__(self) -> int:
         return len(self._folders)

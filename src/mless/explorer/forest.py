@@ -108,7 +108,7 @@ def _forest(query: Query) -> dict[str, Any]:
         found = compare([one.path for one in kept], readout=readout, conditions=[condition], metric=metric, layer=layer)
     except MlessError as fault:
         raise NotThere(str(fault)) from None
-    command = ["mless", "compare", *(str(one.path) for one in kept), "--readout", readout]
+    command = ["mless", "compare", *(one.place for one in kept), "--readout", readout]
     command += ["--condition", condition, *(["--metric", metric] if len(metrics) > 1 else [])]
     return comparison_rows(found) | {
         "readouts": names,

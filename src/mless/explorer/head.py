@@ -76,15 +76,13 @@ def _curve(query: Query) -> Mapping[str, Any]:
     first = int(folder.attention.omit_first)
     curves: dict[str, Any] = {}
     read = []
-    # The last one asked for is read first.
-    added = {role: sums(folder, name, layer, wait=0.03) for role, name in reversed(names.items())}
-    for role in names:
-        one = added[role]
+    added = sums(folder, list(names.values()), layer)
+    if added is None:
+        raise NotThere(f"{folder.name} holds no attention by token and prompts, so it has no curves")
+    for role, one in zip(names, added, strict=True):
         # Before the curve is: what is added meanwhile is then asked for again.
-        so_far, complete = (0, False) if one is None else (one.read, one.complete)
-        found = None if one is None else one.curve(queries, layer, head)
-        if found is None:
-            raise NotThere(f"{folder.name} holds no attention by token and prompts, so it has no curves")
+        so_far, complete = one.read, one.complete
+        found = one.curve(queries, layer, head)
         read.append((so_far, complete))
         enough = found["n"] >= (fewest if complete else min(fewest, max(2, so_far // 2)))
         last = int(np.flatnonzero(enough).max(initial=first)) + 1

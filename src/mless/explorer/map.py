@@ -88,16 +88,17 @@ def _mass(query: Query) -> Mapping[str, Any]:
     folder = query.folder()
     if not folder.has("attention", "prompts"):
         raise NotThere(f"{folder.name} holds no attention and prompts, so nothing is known of where attention goes")
+    names = list(folder.study.conditions)
+    added = sums(folder, names)
+    if added is None:
+        raise NotThere(
+            f"{folder.name} is too large for a map of mass; open a head, or `mless figure mass` for one layer"
+        )
     found: list[dict[str, Any]] = []
-    for name in folder.study.conditions:
-        added = sums(folder, name, now=not found)
-        if added is None:
-            raise NotThere(
-                f"{folder.name} is too large for a map of mass; open a head, or `mless figure mass` for one layer"
-            )
+    for name, one in zip(names, added, strict=True):
         # Before the sums are: what is added meanwhile is then asked for again.
-        so_far, complete = added.read, added.complete
-        mass = added.mass()
+        so_far, complete = one.read, one.complete
+        mass = one.mass()
         found.append(
             {
                 "name": name,
@@ -150,7 +151,7 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
             continue
         if folder.has("retained"):
             yield from (request_text("map", folder=folder.number, queries=queries) for queries in QUERIES)
-            if folder.has("attention", "prompts") and sums(folder, "none", wait=0.0) is not None:
+            if folder.has("attention", "prompts"):
                 yield request_text("map/mass", folder=folder.number)
         else:
             yield request_text("map", folder=folder.number)

@@ -26,8 +26,8 @@ from mless.values import MASS_NAMES, SPAN_NAMES, Prompt
 
 #: Pixels of a frame with a page, and of one that only shows a value.
 HEIGHT, LOW = 640, 320
-#: A larger page would make the notebook's file unwieldy.
-MOST_MB = 8.0
+#: A larger page would make the notebook's file unwieldy: each run of a cell stores it.
+MOST_MB = 4.0
 #: Tokens of a prompt that are drawn, and characters of its text that are shown.
 MOST_TOKENS, MOST_TEXT = 4000, 6000
 
@@ -49,11 +49,14 @@ def html_of(value: object) -> str:
                 return f"<pre>{_text(repr(value))}</pre>"
     except MlessError as fault:
         return f"<pre>{_text(str(fault))}</pre>"
+    except Exception as fault:  # noqa: BLE001 - a notebook would show a traceback in place of the value
+        words = f"{type(fault).__name__}: {fault}"
+        return f"<pre>{_text(f'this cannot be shown here ({words}); print(…) or mless.show(…) may; please report it')}</pre>"
 
 
 def framed(results: Sequence[str | os.PathLike[str]], first: str = "start", *, height: int = HEIGHT) -> str:
-    """Result folders as a page in a frame, open at the view `first`."""
-    made = exporting.compose([Path(one) for one in results], items="1-2", heads=1, max_mb=MOST_MB)
+    """Result folders as a page in a frame, open at the view `first`. Of large folders it holds a part, and says how to see the rest."""
+    made = exporting.compose([Path(one) for one in results], items="1-2", heads=1, max_mb=MOST_MB, part=True)
     page = made.text.decode()
     # Inside a frame a link to "#map" is resolved against the notebook's address, unless the page names its own.
     for old, new in (

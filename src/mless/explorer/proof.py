@@ -9,8 +9,9 @@ from typing import Any
 from mless.errors import MlessError
 from mless.explorer.asking import Query, request_text
 from mless.explorer.folders import Folder, Folders
-from mless.explorer.start import command_of, said
+from mless.explorer.start import command_of
 from mless.explorer.views import Chosen, View
+from mless.report.facts import words_of
 from mless.results.escaping import visible
 
 
@@ -23,7 +24,7 @@ def _proof(query: Query) -> Mapping[str, Any]:
         for file in sorted(folder.path.glob("*.parquet"))
         if file.is_file()
     }
-    path = str(folder.path)
+    path = folder.place
     return {
         "path": visible(path, keep=""),
         "tables": tables,
@@ -31,13 +32,13 @@ def _proof(query: Query) -> Mapping[str, Any]:
         "implementations": _said(about.get("implementations")),
         "engine": _said(about.get("engine")),
         "device": _said(about.get("device")),
-        "command": command_of(folder.study),
+        "command": command_of(folder),
         "verify": visible(shlex.join(["mless", "verify", path]), keep=""),
     }
 
 
 def _said(value: object) -> str | None:
-    return visible(said(value), keep="") if value else None
+    return visible(words_of(value), keep="") if value else None
 
 
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:

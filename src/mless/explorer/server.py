@@ -13,6 +13,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +180,19 @@ def _is_port(scope: Scope, host: str) -> bool:
     return server is not None and host.rpartition(":")[2] == str(server[1])
 
 
+def prepare(folders: Folders) -> None:
+    """Make what the first page asks for, and read the items' shares, which the first head needs, before a person has found the map."""
+    from mless.explorer.slices import shares
+
+    # Whatever is wrong is said when the page asks for it.
+    with suppress(Exception):
+        answer(folders, "start", {})
+    for folder in folders:
+        with suppress(Exception):
+            if shares(folder) is not None:
+                return
+
+
 class Running:
     """A server in a thread of this process. `stop` ends it."""
 
@@ -195,6 +209,7 @@ class Running:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._thread.start()
+        threading.Thread(target=prepare, args=(folders,), daemon=True, name="mless-prepare").start()
 
     @property
     def address(self) -> str:

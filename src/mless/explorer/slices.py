@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from mless.explorer.folders import Folder
 from mless.results import sealing
 from mless.results.folder import ResultFolder
 from mless.results.growing import grew
+from mless.results.grown import Piece
 from mless.results.tables import TableGate
 from mless.stats.intervals import student
 from mless.study.identity import unit_name
@@ -35,11 +38,17 @@ from mless.values import MASS_NAMES, SPAN_NAMES, Prompt, Span
 pc: Any = pyarrow.compute
 
 QUERIES = ("original", "later")
+#: Query sets in the order in which tables have them.
+_STORED = ("later", "original")
 #: Sums of all conditions together may take this much memory; of a larger model one layer at a time is summed up. It is less than what a
 #: `Kept` holds, so that sums which a page shows side by side do not push each other out before they are complete.
-_SUM_BYTES = 96 << 20
+_SUM_BYTES = 48 << 20
 #: Sums that are not complete and are still added up. Those asked for longest ago are dropped first.
 _WAITING = 12
+#: Rows of items' shares that are read at once.
+_SHARES_ROWS = 1 << 17
+#: Seconds that a page waits for sums to be complete: where fewer than so many items are there, and where it can be given something.
+_WAIT_FIRST, _ENOUGH, _WAIT_MORE = 0.1, 2, 0.02
 #: A larger file of prompts is read row by row.
 _PROMPTS_BYTES = 16 << 20
 _COLUMNS = ["condition", "item", "layer", "head", "queries", "received", "mass"]
@@ -110,6 +119,9 @@ def _originals(folder: Folder, condition: str) -> dict[str, Int[np.ndarray, " or
 
 # ---- one item --------------------------------------------------------------------------------------------------------
 
+#: Reads row groups, each of them on one core. Few threads that stay: memory that one of them has freed is not used by another.
+READERS = ThreadPoolExecutor(2, thread_name_prefix="mless-slices")
+
 
 def received(
     folder: Folder, condition: str, number: int, layer: int, head: int, queries: str
@@ -142,29 +154,25 @@ def _of_unit(folder: Folder, table: str, condition: str, number: int, layer: int
         where = (pc.field("condition") == condition) & (pc.field("item") == item) & (pc.field("layer") == layer)
         return folder.table(table, columns, where)
 
-    def read() -> pa.Table:
-        gate = TableGate(folder.path / f"{table}.parquet", folder.about(), whole=False)
-        unit, wanted = unit_of(condition, number), None
-        grown = _opened(folder).grown(table, _units(folder))
-        for group in grown.numbers_of(unit, layer):
-            piece = gate.read(lambda group=group: grown.piece(group, columns))
-            rows = next(rows for name, rows in piece.apart() if name == unit)
-            # A copy, so that the other units of the row group are not kept with it.
-            mine = gate.check_rows(rows.take(pa.array(np.arange(len(rows)))))
-            # A row group holds several layers. All are kept, since another one is often asked for next.
-            layers = pc.unique(mine["layer"]).to_pylist()
-            for one in layers:
-                folder.keep((*key, one), mine, mine.nbytes // len(layers) + 1024)
-            wanted = mine if layer in layers else wanted
-        if wanted is None:
-            raise BadFolder(
-                f"{folder.path}: {table}.parquet holds no layer {layer} of {condition!r}; run the study again"
-            )
-        return wanted
+    gate = TableGate(folder.path / f"{table}.parquet", folder.about(), whole=False)
+    unit = unit_of(condition, number)
+    grown = _opened(folder).grown(table, _units(folder))
 
-    key = ("unit", table, condition, number)
+    def read(group: int) -> pa.Table:
+        piece = gate.read(lambda: grown.piece(group, columns))
+        rows = next(rows for name, rows in piece.apart() if name == unit)
+        # A copy, so that the other units of the row group are not kept with it.
+        return gate.check_rows(rows.take(pa.array(np.arange(len(rows)))))
+
+    # A row group holds several layers. All are kept, since another one is often asked for next.
     with _SUMMING.aside():
-        return folder.kept((*key, layer), read, lambda rows: rows.nbytes + 1024)
+        found = [
+            folder.kept(("unit", table, unit, group), lambda group=group: read(group), lambda rows: rows.nbytes + 1024)
+            for group in grown.numbers_of(unit, layer)
+        ]
+    if not any(layer in pc.unique(rows["layer"]).to_pylist() for rows in found):
+        raise BadFolder(f"{folder.path}: {table}.parquet holds no layer {layer} of {condition!r}; run the study again")
+    return pa.concat_tables(found)
 
 
 def _grown(folder: Folder, table: str) -> bool:
@@ -214,52 +222,72 @@ def shares(folder: Folder) -> Shares | None:
     """The numbers behind retained.parquet, one per item; None in folders that do not store them."""
     if not folder.has("shares"):
         return None
-    return folder.kept("shares", lambda: _read_shares(folder), lambda found: found.values.nbytes)
+    return folder.kept(
+        "shares", lambda: READERS.submit(_read_shares, folder).result(), lambda found: found.values.nbytes
+    )
 
 
 def _read_shares(folder: Folder) -> Shares:
+    """In batches: the table's columns would take many times the memory of the numbers that are kept."""
     file = folder.path / "shares.parquet"
     gate = TableGate(file, folder.about(), whole=False)
     check_digest(folder, file)
-    names = ["condition", "item", "queries"]
-    table = gate.read(
-        lambda: pq.read_table(
-            file,
-            columns=[*names, "layer", "head", "retained", "epsilon", "uniform"],
-            read_dictionary=names,
-            page_checksum_verification=True,
-        )
-    )
     study = folder.study
     conditions = [one for one in study.conditions if one != "none"]
-    layers, heads = (sorted(set(pc.unique(table[name]).to_pylist())) for name in ("layer", "head"))
-    places = (
-        _indices(table["condition"], conditions, gate),
-        _indices(table["queries"], list(QUERIES), gate),
-        np.searchsorted(layers, table["layer"].to_numpy()),
-        np.searchsorted(heads, table["head"].to_numpy()),
-        _indices(table["item"], study.items, gate),
-    )
+    captured = folder.kept("captured", lambda: folder.attention.captured())
+    layers, heads = sorted(captured), [0, *sorted({head for found in captured.values() for head in found})]
     shape = (len(conditions), len(QUERIES), len(layers), len(heads), len(study.items))
-    flat = np.ravel_multi_index(places, shape)
-    if np.bincount(flat, minlength=1).max() > 1:
-        raise gate.refuse("has a row twice")
+    if np.prod(shape, dtype=float) > 8 * gate.read(lambda: pq.read_metadata(file)).num_rows + 100_000:
+        raise gate.refuse("has far fewer rows than the conditions, layers, heads and items of study.json")
     values = np.full((3, int(np.prod(shape))), np.nan, np.float32)
-    for at, name in enumerate(("retained", "epsilon", "uniform")):
-        values[at, flat] = table[name].to_numpy()
-    return Shares(conditions, [int(one) for one in layers], [int(one) for one in heads], values.reshape(3, *shape))
+    seen = np.zeros(values.shape[1], np.bool_)
+    names = ["condition", "item", "queries"]
+    columns = [*names, "layer", "head", "retained", "epsilon", "uniform"]
+    rows = 0
+    with gate.read(lambda: pq.ParquetFile(file, read_dictionary=names, page_checksum_verification=True)) as opened:
+        if odd := [name for name in columns if opened.schema_arrow.names.count(name) != 1]:
+            raise gate.refuse(f"has no column {odd[0]!r}, or has it twice")
+        steps = gate.read(lambda: opened.iter_batches(_SHARES_ROWS, columns=columns, use_threads=False))
+        while (batch := gate.read(lambda: next(steps, None))) is not None:
+            flat = np.ravel_multi_index(
+                (
+                    _indices(batch["condition"], conditions, gate),
+                    _indices(batch["queries"], QUERIES, gate),
+                    _numbered(batch["layer"], layers, gate),
+                    _numbered(batch["head"], heads, gate),
+                    _indices(batch["item"], study.items, gate),
+                ),
+                shape,
+            )
+            for at, name in enumerate(("retained", "epsilon", "uniform")):
+                values[at, flat] = batch[name].to_numpy(zero_copy_only=False)
+            seen[flat] = True
+            rows += batch.num_rows
+    if np.count_nonzero(seen) != rows:
+        raise gate.refuse("has a row twice")
+    pa.default_memory_pool().release_unused()
+    return Shares(conditions, layers, heads, values.reshape(3, *shape))
 
 
-def _indices(column: pa.ChunkedArray, wanted: Sequence[str], gate: TableGate) -> Int[np.ndarray, " rows"]:
+def _indices(column: pa.DictionaryArray, wanted: Sequence[str], gate: TableGate) -> Int[np.ndarray, " rows"]:
     """For each row the place of its text in a list."""
-    one = column.unify_dictionaries().combine_chunks()
-    one = one.chunk(0) if isinstance(one, pa.ChunkedArray) else one
     known = {text: at for at, text in enumerate(wanted)}
-    places = np.array([known.get(text, -1) for text in one.dictionary.to_pylist()])
-    codes = one.indices
-    if codes.null_count or (places < 0).any():
+    places = np.array([known.get(text, -1) for text in column.dictionary.to_pylist()], np.int64)
+    if column.indices.null_count or (found := places[column.indices.to_numpy()]).min(initial=0) < 0:
         raise gate.refuse("has a name that study.json does not list")
-    return places[codes.to_numpy()]
+    return found
+
+
+def _numbered(column: pa.Array, wanted: Sequence[int], gate: TableGate) -> Int[np.ndarray, " rows"]:
+    """For each row the place of its number in a list."""
+    places = np.full(max(wanted) + 1, -1, np.int64)
+    places[wanted] = np.arange(len(wanted))
+    given = np.asarray(column)
+    if column.null_count or given.min(initial=0) < 0 or given.max(initial=0) >= len(places):
+        raise gate.refuse("has a layer or head that was not captured")
+    if (found := places[given]).min(initial=0) < 0:
+        raise gate.refuse("has a layer or head that was not captured")
+    return found
 
 
 def check_digest(folder: Folder, file: Path) -> None:
@@ -283,17 +311,18 @@ class Sums:
         self.folder, self.condition = folder, condition
         self.layers, self.heads = list(layers), list(heads)
         self.read = 0
+        self.steps = 0
         self.complete = False
         self.fault: MlessError | None = None
-        self.asked = 0.0
+        self.asked = 0
         self.ready = threading.Condition()
         self._originals = _originals(folder, condition)
         longest = max((len(one) for one in self._originals.values()), default=0)
-        shape = (len(QUERIES), len(self.layers), len(self.heads), longest)
-        self._total, self._squares = np.zeros(shape), np.zeros(shape)
-        self._n = np.zeros(shape, np.int32)
-        self._mass = np.zeros((len(self.layers), len(self.heads), len(MASS_NAMES)))
-        self._mass_n = np.zeros((len(self.layers), len(self.heads)), np.int64)
+        # A row is a layer, head and query set, in the order in which tables have them.
+        rows = len(self.layers) * len(self.heads) * len(_STORED)
+        self._total, self._squares = np.zeros((rows, longest)), np.zeros((rows, longest))
+        self._n = np.zeros((rows, longest), np.int32)
+        self._mass, self._mass_n = np.zeros((rows, len(MASS_NAMES))), np.zeros(rows, np.int64)
         self._units: dict[str, int] = {}
         self._steps = self._pieces()
 
@@ -303,6 +332,7 @@ class Sums:
 
     def step(self) -> None:
         """Read some more."""
+        self.steps += 1
         try:
             rows = next(self._steps, None)
             if rows is None:
@@ -335,51 +365,56 @@ class Sums:
         mine = {unit_of(self.condition, n) for n in range(1, len(folder.study.items) + 1)}
         for group in grown.numbers(layer=one, units=mine):
             piece = gate.read(lambda group=group: grown.piece(group, _COLUMNS))
-            for unit, rows in piece.apart():
+            checked = Piece(piece.units, piece.rows, gate.check_rows(piece.table))
+            for unit, rows in checked.apart():
                 if unit in mine:
-                    yield gate.check_rows(rows if one is None else rows.filter(pc.field("layer") == one))
+                    yield rows if one is None else rows.filter(pc.field("layer") == one)
+            # What was freed goes back to the system: each thread would keep its own share of it.
+            del piece, checked
+            pa.default_memory_pool().release_unused()
 
     def _add(self, table: pa.Table) -> None:
         """Add rows of one or more items."""
-        items = table["item"].to_pylist()
-        starts = [0, *(at for at in range(1, len(items)) if items[at] != items[at - 1]), len(items)]
-        for start, stop in itertools.pairwise(starts):
+        items = table["item"].combine_chunks().dictionary_encode()
+        ends = np.flatnonzero(np.diff(items.indices.to_numpy())) + 1
+        for start, stop in itertools.pairwise([0, *ends.tolist(), len(items)]):
             if stop > start:
-                self._add_item(items[start], table.slice(start, stop - start).combine_chunks())
+                self._add_item(items[start].as_py(), table.slice(start, stop - start).combine_chunks())
 
     def _add_item(self, item: str, rows: pa.Table) -> None:
         keep = self._originals.get(item)
         if keep is None:
             return
-        query = np.array([QUERIES.index(one) for one in rows["queries"].to_pylist()])
+        query = pc.index_in(rows["queries"], value_set=pa.array(_STORED)).to_numpy()
         layer = np.searchsorted(self.layers, rows["layer"].to_numpy())
         head = np.searchsorted(self.heads, rows["head"].to_numpy())
+        at = self._row(query, layer, head)
+        # Mostly they lie one behind the other, and are then added in place.
+        where = slice(int(at[0]), int(at[-1]) + 1) if (np.diff(at) == 1).all() else at
         flat = rows["received"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        values = flat.reshape(len(rows), -1)[:, keep].astype(np.float64)
+        values = np.take(flat.reshape(len(rows), -1), keep, axis=1).astype(np.float64)
         seen = np.isfinite(values)
-        values = np.where(seen, values, 0.0)
+        values[~seen] = 0.0
         width = slice(0, len(keep))
-        self._total[query, layer, head, width] += values
-        self._squares[query, layer, head, width] += values * values
-        self._n[query, layer, head, width] += seen
-        self._add_mass(rows, query == 0, layer, head)
+        self._total[where, width] += values
+        self._n[where, width] += seen
+        values *= values
+        self._squares[where, width] += values
+        mass = rows["mass"].combine_chunks()
+        parts = np.stack([pc.fill_null(pc.struct_field(mass, [name]), 0.0).to_numpy() for name in MASS_NAMES], axis=1)
+        known = np.asarray(mass.is_valid())
+        self._mass[where] += np.where(known[:, None], parts, 0.0)
+        self._mass_n[where] += known
         # An item's layers may lie in several row groups: it counts once all of them are there.
         done = self._units[item] = self._units.get(item, 0) + len(rows)
-        self.read += done == len(QUERIES) * len(self.layers) * len(self.heads)
+        self.read += done == len(self._total)
 
-    def _add_mass(self, rows: pa.Table, mine: Any, layer: Any, head: Any) -> None:
-        mass = rows["mass"].combine_chunks()
-        known = mine & ~np.asarray(mass.is_null())
-        for at, name in enumerate(MASS_NAMES):
-            values = pc.fill_null(pc.struct_field(mass, [name]), 0.0).to_numpy(zero_copy_only=False)
-            self._mass[layer[known], head[known], at] += values[known]
-        self._mass_n[layer[known], head[known]] += 1
+    def _row(self, query: Any, layer: Any, head: Any) -> Any:
+        return (layer * len(self.heads) + head) * len(_STORED) + query
 
-    def curve(self, queries: str, layer: int, head: int) -> dict[str, Any] | None:
+    def curve(self, queries: str, layer: int, head: int) -> dict[str, Any]:
         """Mean, 95 % band and number of items at each aligned position, over the items read so far."""
-        if layer not in self.layers or head not in self.heads:
-            return None
-        at = (QUERIES.index(queries), self.layers.index(layer), self.heads.index(head))
+        at = self._row(_STORED.index(queries), self.layers.index(layer), self.heads.index(head))
         n = self._n[at]
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = self._total[at] / n
@@ -388,9 +423,11 @@ class Sums:
         return {"mean": mean, "lo": mean - half, "hi": mean + half, "n": n}
 
     def mass(self) -> Float[np.ndarray, "layers heads spans"]:
-        """Where attention goes in every head, mean over the items read so far."""
+        """Where attention of original tokens goes in every head, mean over the items read so far."""
+        mine = slice(_STORED.index("original"), None, len(_STORED))
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._mass / self._mass_n[..., None]
+            found = self._mass[mine] / self._mass_n[mine, None]
+        return found.reshape(len(self.layers), len(self.heads), len(MASS_NAMES))
 
 
 class Summing:
@@ -416,14 +453,15 @@ class Summing:
                 self._reading -= 1
                 self._lock.notify_all()
 
-    def want(self, sums: Sums, *, now: bool = True) -> None:
-        """Ask for sums; with `now` before all others."""
+    def want(self, wanted: Sequence[Sums]) -> None:
+        """Ask for sums, before all that were asked for earlier. Those asked for together are added up side by side."""
         with self._lock:
             self._clock += 1
-            if now or sums.asked == 0:
-                sums.asked = self._clock if now else 1e-9 / self._clock
-            if sums not in self._sums and not sums.complete:
-                self._sums = [*sorted(self._sums, key=lambda one: one.asked)[1 - _WAITING :], sums]
+            for one in wanted:
+                one.asked = self._clock
+            new = [one for one in wanted if one not in self._sums and not one.complete]
+            room = max(0, _WAITING - len(new))
+            self._sums = [*sorted(self._sums, key=lambda one: -one.asked)[:room], *new]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="mless-sums")
                 self._thread.start()
@@ -436,7 +474,7 @@ class Summing:
                 while self._reading or not self._sums:
                     self._lock.wait()
                     self._sums = [one for one in self._sums if not one.complete]
-                first = max(self._sums, key=lambda one: one.asked)
+                first = max(self._sums, key=lambda one: (one.asked, -one.steps))
             try:
                 first.step()
             except Exception:  # noqa: BLE001 - a defect: it is shown, and the thread goes on with the others
@@ -446,28 +484,36 @@ class Summing:
 _SUMMING = Summing()
 
 
-def sums(
-    folder: Folder, condition: str, layer: int | None = None, *, now: bool = True, wait: float = 0.1
-) -> Sums | None:
-    """The sums of a condition; those of a large model are made for one layer, and there are none without a layer.
+def sums(folder: Folder, conditions: Sequence[str], layer: int | None = None) -> list[Sums] | None:
+    """The sums of conditions; those of a large model are made for one layer, and there are none without a layer.
 
-    Waits a moment for them to be complete; with a folder that is patient until they are.
+    Where nothing is there yet, waits a moment for a first part; with a folder that is patient until they are complete.
     """
     if not folder.has("attention", "prompts"):
         return None
     captured = folder.kept("captured", lambda: folder.attention.captured())
     heads = sorted({head for found in captured.values() for head in found})
-    longest = max((len(one) for one in _originals(folder, condition).values()), default=0)
+    longest = max((len(one) for name in conditions for one in _originals(folder, name).values()), default=0)
     size = len(QUERIES) * len(captured) * len(heads) * longest * 20
     whole = size * len(folder.study.conditions) <= _SUM_BYTES
     if not whole and layer is None:
         return None
     layers = sorted(captured) if whole else [layer or 1]
-    key = ("sums", condition, tuple(layers))
-    found = folder.kept(key, lambda: Sums(folder, condition, layers, heads), lambda one: one.nbytes)
-    _SUMMING.want(found, now=now)
-    with found.ready:
-        found.ready.wait_for(lambda: found.complete, None if folder.patient else wait)
-    if found.fault is not None:
-        raise found.fault
+    found = [
+        folder.kept(
+            ("sums", name, tuple(layers)),
+            lambda name=name: Sums(folder, name, layers, heads),
+            lambda one: one.nbytes,
+        )
+        for name in conditions
+    ]
+    _SUMMING.want(found)
+    enough = min(_ENOUGH, len(folder.study.items))
+    begun = all(one.read >= enough for one in found)
+    until = None if folder.patient else time.monotonic() + (_WAIT_MORE if begun else _WAIT_FIRST)
+    for one in found:
+        with one.ready:
+            one.ready.wait_for(lambda one=one: one.complete, until and max(0.0, until - time.monotonic()))
+        if one.fault is not None:
+            raise one.fault
     return found

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 import pyarrow.compute as pc
@@ -16,10 +15,10 @@ from mless.errors import MlessError
 from mless.explorer.asking import Query, request_text
 from mless.explorer.folders import Folder
 from mless.explorer.views import View, views_of
+from mless.report.facts import words_of
 from mless.results.escaping import visible
 from mless.results.folder import ResultFolder
 from mless.results.growing import stored_units
-from mless.results.reading import StoredStudy
 from mless.results.wording import condition_words
 
 
@@ -32,7 +31,7 @@ def _shown(folder: Folder) -> dict[str, Any]:
     base: dict[str, Any] = {
         "number": folder.number,
         "name": visible(folder.name, keep=""),
-        "path": visible(str(folder.path), keep=""),
+        "path": visible(folder.place, keep=""),
     }
     try:
         about = folder.about()
@@ -46,7 +45,7 @@ def _shown(folder: Folder) -> dict[str, Any]:
 def _finished(folder: Folder) -> dict[str, Any]:
     from mless.study import verdict_lines
 
-    return _common(folder.study) | {
+    return _common(folder) | {
         "state": "finished",
         "verdict": [visible(line, keep="") for line in verdict_lines(folder.path)],
         "control": _control(folder),
@@ -59,7 +58,7 @@ def _unfinished(folder: Folder) -> dict[str, Any]:
     study = folder.study
     stored = _units_stored(folder.path)
     total = len(study.items) * len(study.conditions)
-    return _common(study) | {
+    return _common(folder) | {
         "state": "running" if ResultFolder(folder.path).is_being_written() else "interrupted",
         "stored": stored,
         "units": total,
@@ -113,7 +112,8 @@ def _by(value: float | None, lo: float | None, hi: float | None, digits: int) ->
     return f"{value:+.{digits}f}{around}".replace("-", "−")
 
 
-def _common(study: StoredStudy) -> dict[str, Any]:
+def _common(folder: Folder) -> dict[str, Any]:
+    study = folder.study
     about = study.about
     return {
         "title": visible(str(study.study.get("title") or study.study.get("name") or "study"), keep=""),
@@ -125,8 +125,8 @@ def _common(study: StoredStudy) -> dict[str, Any]:
             {"name": visible(name, keep=""), "words": _words_of(one), "control": name == study.control}
             for name, one in study.conditions.items()
         ],
-        "facts": _facts(study),
-        "command": command_of(study),
+        "facts": _facts(folder),
+        "command": command_of(folder),
     }
 
 
@@ -137,20 +137,32 @@ def _words_of(condition: Mapping[str, Any]) -> str:
         return str(condition.get("kind") or "–")
 
 
-def command_of(study: StoredStudy) -> str:
+def command_of(folder: Folder) -> str:
     """The command the folder was made with, where it is stored; else one that makes such a folder."""
+    study = folder.study
     command = study.about.get("command")
     if isinstance(command, list) and command:
-        return visible(shlex.join(str(part) for part in cast("list[object]", command)), keep="")
+        parts = [_placed(folder, str(part)) for part in cast("list[object]", command)]
+        return visible(shlex.join(parts), keep="")
     # Older folders hold it as one text. Any other text is not shown as a command to type.
     if isinstance(command, str) and re.fullmatch(r"mless [\w./~=:,@%+ -]+", command):
-        return command
-    name, model = str(study.study.get("name") or "quick"), str(study.model.get("name") or "…")
+        return " ".join(_placed(folder, part) for part in command.split(" "))
+    name = str(study.study.get("name") or "quick")
+    model = _placed(folder, str(study.model.get("name") or "…"))
     return visible(shlex.join(["mless", "run", name, "--model", model]), keep="")
 
 
-def _facts(study: StoredStudy) -> list[list[str]]:
+def _placed(folder: Folder, text: str) -> str:
+    """A text that may be a path, or an option with one. On another machine only the last part of a path says something."""
+    option, _, value = text.rpartition("=")
+    if not folder.elsewhere or not (Path(value).is_absolute() or PureWindowsPath(value).is_absolute()):
+        return text
+    return f"{option}=" * bool(option) + (PureWindowsPath(value).name or value)
+
+
+def _facts(folder: Folder) -> list[list[str]]:
     """Where the numbers come from, by study.json. What it does not say is left out."""
+    study = folder.study
     about, model = study.about, study.model
     size = f"{model['layers']} layers × {model['heads']} heads" if model.get("layers") and model.get("heads") else None
     known: list[tuple[str, object]] = [
@@ -166,18 +178,11 @@ def _facts(study: StoredStudy) -> list[list[str]]:
         ("versions", about.get("versions")),
         ("made with", f"mless {about.get('mless', 'unknown')}, format {about.get('format')}"),
     ]
-    return [[name, visible(said(value), keep="")] for name, value in known if value not in (None, "", [], {})]
-
-
-def said(value: object) -> str:
-    """A value of study.json in words."""
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {said(one)}" for key, one in cast("dict[object, object]", value).items())
-    if isinstance(value, list):
-        return ", ".join(said(one) for one in cast("list[object]", value))
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return [
+        [name, visible(_placed(folder, words_of(value)), keep="")]
+        for name, value in known
+        if value not in (None, "", [], {})
+    ]
 
 
 VIEW = View(

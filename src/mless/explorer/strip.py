@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from mless.explorer.asking import NotThere, Query, numbers, request_text
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.head import asked_head, heads_shown
-from mless.explorer.slices import Tokens, even, received, tokens_of
+from mless.explorer.slices import READERS, Tokens, even, received, tokens_of
 from mless.explorer.views import Chosen, View
 from mless.prompting import align
 from mless.results.escaping import visible
@@ -32,14 +31,13 @@ def _strip(query: Query) -> Mapping[str, Any]:
     places, length = align(plain.prompt, tokens.prompt), len(tokens.texts)
     beside = random_is_yardstick(condition, study.conditions)
     # Each reading decodes a row group of its own, so they run side by side.
-    with ThreadPoolExecutor(3) as pool:
-        reads = {
-            name: pool.submit(received, folder, name, number, layer, head, queries)
-            for name in (condition, "none", *(["random"] if beside else []))
-        }
-        spreads = {name: pool.submit(even, folder, name, number, layer, queries) for name in (condition, "none")}
-        own = {name: one.result() for name, one in reads.items()}
-        spread = {name: one.result() for name, one in spreads.items()}
+    reads = {
+        name: READERS.submit(received, folder, name, number, layer, head, queries)
+        for name in (condition, "none", *(["random"] if beside else []))
+    }
+    spreads = {name: READERS.submit(even, folder, name, number, layer, queries) for name in (condition, "none")}
+    own = {name: one.result() for name, one in reads.items()}
+    spread = {name: one.result() for name, one in spreads.items()}
     values = {
         "with": own[condition],
         "without": _moved(own["none"], places, length),

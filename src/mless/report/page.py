@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from markupsafe import Markup
 from PIL import Image
 
+from mless.report.facts import words_of
 from mless.results import wording
 from mless.results.answers import StoredAnswers
 from mless.results.reading import StoredResults, StoredStudy
@@ -130,19 +131,7 @@ def _facts(folder: StoredStudy) -> list[tuple[str, str]]:
         ("Proofs", about.get("proofs")),
         ("Versions", about.get("versions")),
     ]
-    return [(name, _words(value)) for name, value in known if value not in (None, "", [], {})]
-
-
-def _words(value: object) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{key}: {_words(part)}" for key, part in cast("dict[object, object]", value).items())
-    if isinstance(value, list):
-        return ", ".join(_words(part) for part in cast("list[object]", value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.2g}" if abs(value) < 1 else f"{value:g}"
-    return "–" if value is None else str(value)
+    return [(name, words_of(value)) for name, value in known if value not in (None, "", [], {})]
 
 
 def _conditions(folder: StoredStudy) -> list[dict[str, str]]:
@@ -159,7 +148,9 @@ def _conditions(folder: StoredStudy) -> list[dict[str, str]]:
                 "filler": "–" if filler is None else json.dumps(_shortened(str(filler)), ensure_ascii=False),
                 "length": str(about.get("length") or "–"),
                 "placement": str(about.get("placement") or "–") if about.get("kind") != "none" else "–",
-                "rest": _words({key: value for key, value in rest.items() if value is not None and value is not False}),
+                "rest": words_of(
+                    {key: value for key, value in rest.items() if value is not None and value is not False}
+                ),
             }
         )
     return found

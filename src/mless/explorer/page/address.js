@@ -16,6 +16,7 @@ export function addressOf(view, values) {
 // Go to a view. With `replace` the step back is not kept: for small choices such as a moved cursor.
 export function go(view, values, { replace = false } = {}) {
   const hash = addressOf(view, values);
+  write();
   if (hash === location.hash) return;
   if (replace) {
     history.replaceState(null, "", hash);
@@ -25,7 +26,21 @@ export function go(view, values, { replace = false } = {}) {
   }
 }
 
-// Note a choice in the address without drawing the view anew.
+// Note a choice in the address without drawing the view anew: once it rests, or with the next click. Browsers refuse an address that changes
+// with every move of the mouse.
+const REST_MS = 250;
+let noted = null;
+let timer = null;
 export function note(view, values) {
-  history.replaceState(null, "", addressOf(view, values));
+  noted = addressOf(view, values);
+  clearTimeout(timer);
+  timer = setTimeout(write, REST_MS);
 }
+function write() {
+  clearTimeout(timer);
+  if (noted !== null && noted !== location.hash) history.replaceState(null, "", noted);
+  noted = null;
+}
+addEventListener("click", write, { capture: true });
+// Another view is shown: what was noted belongs to the one before.
+addEventListener("hashchange", () => { noted = null; });

@@ -2,7 +2,7 @@
 
 import { addressOf, go } from "./address.js";
 import { around, count, number, plural, tableHead, times } from "./chart.js";
-import { choice, h, put, table } from "./dom.js";
+import { byKeys, choice, h, put, table } from "./dom.js";
 import { pValue } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
@@ -27,9 +27,9 @@ export function wanted(values) {
 }
 
 // An exported file has no server: the list in it is filtered here.
-export async function list(values) {
+export async function list(values, { all = false } = {}) {
   if (!isExport()) {
-    return ask("answers", { ...wanted(values), turned: values.turned, search: values.search, sort: values.sort, page: values.page });
+    return ask("answers", { ...wanted(values), turned: values.turned, search: values.search, sort: values.sort, page: values.page, all: all ? 1 : undefined });
   }
   const found = await ask("answers", { ...wanted(values), all: 1 });
   const text = (values.search ?? "").toLowerCase();
@@ -39,6 +39,7 @@ export async function list(values) {
   const grown = (row) => (row.after.tokens ?? NaN) - (row.before.tokens ?? NaN);
   const by = { turned: (row) => order.indexOf(row.turned), longest: (row) => -row.after.tokens, shortest: (row) => row.after.tokens, longer: (row) => -grown(row), shorter: grown }[values.sort];
   if (by) rows.sort((a, b) => by(a) - by(b));
+  if (all) return { ...found, rows, pages: 1 };
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   const page = Math.min(Number(values.page ?? 1), pages);
   return { ...found, rows: rows.slice((page - 1) * PAGE, page * PAGE), sorted: rows.map((row) => row.item), found: rows.length, page, pages };
@@ -96,6 +97,16 @@ function filters(found, values) {
   ];
 }
 
+// Every row of the list, page by page: what is on the screen is one page.
+export async function everyRow(list, values) {
+  const rows = [];
+  for (let page = 1; ; page += 1) {
+    const found = await list({ ...values, page }, { all: true });
+    rows.push(...found.rows);
+    if (page >= found.pages) return rows;
+  }
+}
+
 function rowsOf(found, values) {
   if (!found.rows.length) return h("p", { class: "empty" }, "No item fits. ", h("a", { href: addressOf("answers", { ...values, turned: null, search: null, page: null }) }, "Show all."));
   const to = (row) => addressOf("answer", { ...values, condition: found.condition, item: row.item });
@@ -108,9 +119,9 @@ function rowsOf(found, values) {
   const second = found.own ? found.condition : `${found.title}, ${found.condition}`;
   const grid = h("div", { class: "wide" }, h("table", { class: "answers" },
     h("thead", null, h("tr", null, ["item", asked && "question", "reference", first, second, "turned"].filter(Boolean).map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", null, body)));
-  const cells = () => [["item", "reference", `${found.against}_extracted`, `${found.against}_score`, `${found.condition}_extracted`, `${found.condition}_score`, "turned"],
-    ...found.rows.map((row) => [row.item, row.reference, row.before.extracted, row.before.score, row.after.extracted, row.after.score, row.turned])];
+    byKeys(h("tbody", null, body))));
+  const cells = async () => [["item", "reference", `${found.against}_extracted`, `${found.against}_score`, `${found.condition}_extracted`, `${found.condition}_score`, "turned"],
+    ...(await everyRow(list, { ...values, condition: found.condition })).map((row) => [row.item, row.reference, row.before.extracted, row.before.score, row.after.extracted, row.after.score, row.turned])];
   return h("section", { "aria-label": "Items" }, tableHead(`${plural(found.found, "item")}${found.found !== found.items ? ` of ${count(found.items)}` : ""}`, "answers", cells, [values.folder ?? 1, "answers", { condition: found.condition }]), grid);
 }
 

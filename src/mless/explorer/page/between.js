@@ -25,7 +25,8 @@ function lines(width, folders, found, digits) {
     const colour = COLOURS[at % COLOURS.length];
     const known = one.layers.filter((row) => row.lo !== null && row.hi !== null);
     if (known.length > 1) drawn.append(svg("path", { d: `M${[...known.map((row) => [x(row.layer), y(row.hi)]), ...known.toReversed().map((row) => [x(row.layer), y(row.lo)])].join("L")}Z`, class: `area ${colour}` }));
-    drawn.append(svg("path", { d: `M${one.layers.filter((row) => row.value !== null).map((row) => [x(row.layer), y(row.value)]).join("L")}`, class: `line ${colour}` }));
+    const points = one.layers.filter((row) => row.value !== null);
+    if (points.length) drawn.append(svg("path", { d: `M${points.map((row) => [x(row.layer), y(row.value)]).join("L")}`, class: `line ${colour}` }));
     for (const row of one.layers) {
       if (row.value === null) continue;
       drawn.append(told(shape(at, x(row.layer), y(row.value), 3.8, { class: colour }), [`${one.label} (${one.name})`, `layer ${row.layer}: ${number(row.value, digits)}${around(row.lo, row.hi, digits)}`, `${row.n} items`]));

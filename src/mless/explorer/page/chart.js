@@ -1,6 +1,7 @@
 // Pictures drawn by hand as SVG: scales, marks that can be hovered and walked with the keyboard, and what belongs under a picture.
 
-import { h, svg } from "./dom.js";
+import { go } from "./address.js";
+import { choice, h, svg } from "./dom.js";
 import { copying } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
 
@@ -200,6 +201,11 @@ export function canvas(width, height, ...children) {
 export function legend(entries) {
   return h("ul", { class: "marks-legend" }, entries.map(({ kind, colour, words, hollow }) =>
     h("li", null, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape(kind, 8, 7, 4.5, { class: `${colour}${hollow ? " hollow" : ""}` })), words)));
+}
+
+// The choice of a metric with its unit.
+export function metricChoice(view, values, metrics, metric) {
+  return choice("Metric", metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go(view, { ...values, metric: name }));
 }
 
 // ---- rows with intervals: the one forest that several views draw

@@ -1,6 +1,11 @@
-// Elements. Texts go in as text only, so nothing in a result folder can become markup.
+// Elements. Texts go in as text only, so nothing in a result folder can become markup; and every sign of them can be seen.
+
+import { visible } from "./formats.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+
+// Attributes that people read or hear.
+const READ = new Set(["aria-label", "title", "placeholder", "data-name"]);
 
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -8,7 +13,7 @@ function filled(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(element.style, value);
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : READ.has(name) ? visible(String(value)) : String(value));
   }
   put(element, ...children);
   return element;
@@ -18,7 +23,7 @@ function filled(element, attributes, children) {
 export function put(element, ...children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
   }
   return element;
 }
@@ -36,6 +41,22 @@ export function clear(element, ...children) {
   return put(element, ...children);
 }
 
+// Up and down walk over the links of a table's rows.
+export function byKeys(body) {
+  body.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const row = event.target.closest?.("tr");
+    if (!step || !row || event.ctrlKey || event.metaKey || event.altKey) return;
+    const links = [...body.querySelectorAll("tr")].map((one) => one.querySelector("a")).filter(Boolean);
+    const at = links.indexOf(row.querySelector("a"));
+    if (at < 0) return;
+    links[Math.min(links.length - 1, Math.max(0, at + step))].focus();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  return body;
+}
+
 // A labelled choice. `options` are [value, words] pairs.
 export function choice(label, options, chosen, changed, attributes) {
   const select = h("select", { "aria-label": label, onchange: () => changed(select.value), ...attributes },
@@ -48,5 +69,5 @@ export function table(caption, columns, rows, attributes) {
   return h("div", { class: "wide" }, h("table", attributes,
     caption && h("caption", null, caption),
     h("thead", null, h("tr", null, columns.map(([name, numeric]) => h("th", { scope: "col", class: numeric ? "n" : null }, name)))),
-    h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: columns[at][1] ? "n" : null }, cell)))))));
+    byKeys(h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: columns[at][1] ? "n" : null }, cell))))))));
 }

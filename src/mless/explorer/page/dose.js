@@ -1,8 +1,7 @@
 // How much filler, and where: Δ by length, a line for each place, a panel for each filler.
 
-import { go } from "./address.js";
-import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told } from "./chart.js";
-import { choice, h, svg, table } from "./dom.js";
+import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told } from "./chart.js";
+import { h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { ask } from "./source.js";
 
@@ -77,7 +76,7 @@ export const view = {
     const fillers = [...new Set(points.map((row) => row.filler))];
     const places = [...new Set(points.map((row) => row.placement))];
     place.append(h("h1", null, `Dose: ${found.title}`), h("p", { class: "soft" }, "Mean change against no filler, by the filler's length. Bands hold for all lengths of a line at once."),
-      h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go("dose", { ...values, metric: name }))),
+      h("div", { class: "choices" }, metricChoice("dose", values, found.metrics, metric)),
       legend([...places.map((name) => ({ ...styleOf(name), words: name })), { kind: "circle", colour: "ink", words: "filled: p ≤ 0.05 after Holm" }, { kind: "circle", colour: "ink", hollow: true, words: "hollow: not" }, { kind: "cross", colour: "ink", words: "best on dev items: Δ of the others" }]),
       h("div", { class: "panels" }, fillers.map((filler) => {
         const own = points.filter((row) => row.filler === filler);

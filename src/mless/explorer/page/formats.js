@@ -29,16 +29,29 @@ export function pWords(p) {
   return shown === "–" ? "p unknown" : shown.startsWith("<") ? `p ${shown}` : `p = ${shown}`;
 }
 
+// A text with every sign visible: control, direction-changing and invisible ones are escaped, as escaping.py does it.
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu;
+const NAMED = { "\r": "\\r" };
+export function visible(text) {
+  if (!/[^\x20-\x7e]/.test(text)) return text;
+  return text.replace(UNSEEN, (sign) => {
+    if (sign === "\n" || sign === "\t") return sign;
+    const code = sign.codePointAt(0);
+    return NAMED[sign] ?? (code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : code < 0x10000 ? `\\u${code.toString(16).padStart(4, "0")}` : `\\U${code.toString(16).padStart(8, "0")}`);
+  });
+}
+
 export function headName(layer, head) {
   return head ? `L${layer}H${head}` : `layer ${layer}`;
 }
 
-// One line of CSV a row. A cell that a spreadsheet would compute gets an apostrophe.
+// One line of CSV a row. A cell that a spreadsheet would compute gets an apostrophe; a number stays one, its sign too.
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 export function csv(rows) {
   const cell = (value) => {
     if (missing(value)) return "";
     if (typeof value === "number") return String(value);
-    const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+    const text = /^[=+\-@\t\r]/.test(value) && !NUMBER.test(value) ? `'${value}` : String(value);
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";

@@ -1,7 +1,7 @@
 // One head: what it does, its curve without and with filler, its items by how far they shift.
 
 import { addressOf, go } from "./address.js";
-import { choice, clear, h } from "./dom.js";
+import { byKeys, choice, clear, h } from "./dom.js";
 import { fixed, headName, interval, pWords, short } from "./formats.js";
 import { picture } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
@@ -50,7 +50,7 @@ function drawCurves(pen, width, found, cursor) {
 export const view = {
   title: "Head",
   inside: "map",
-  keys: [["← →", "head before and after (in the page), position (in the curve)"], ["↑ ↓", "layer above and below"], ["p", "proof"]],
+  keys: [["← →", "head before and after (in the page), position (in the curve)"], ["↑ ↓", "layer above and below (in the page), item (in the list)"], ["p", "proof"]],
   up: (values) => ["map", { folder: values.folder, condition: values.condition, layer: values.layer, head: values.head, queries: values.queries }],
   async show(place, state, tools) {
     const folder = Number(state.folder ?? 1);
@@ -154,7 +154,7 @@ export const view = {
       let sorted = null;
       let wanted = "";
       let most = ROWS;
-      const body = h("tbody");
+      const body = byKeys(h("tbody"));
       const note = h("p", { class: "soft small" });
       const draw = () => {
         const kept = order.filter((i) => shifts.item[i].toLowerCase().includes(wanted));

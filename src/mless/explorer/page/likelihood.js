@@ -1,7 +1,7 @@
 // A likelihood study: effects of every condition on a metric, and items ranked by their change.
 
 import { addressOf, go } from "./address.js";
-import { pager } from "./answers.js";
+import { everyRow, pager } from "./answers.js";
 import { around, digitsFor, forest, legend, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, put, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
@@ -11,9 +11,9 @@ export const VERDICT_COLOUR = { rises: "up", drops: "down", equivalent: "same", 
 const SORTS = [["rises", "largest rise first"], ["drops", "largest drop first"], ["size", "largest change first"], ["item", "order of the study"]];
 const PAGE = 50;
 
-async function list(values) {
+async function list(values, { all = false } = {}) {
   const asked = { folder: values.folder ?? 1, condition: values.condition, metric: values.metric };
-  if (!isExport()) return ask("likelihood", { ...asked, sort: values.sort, page: values.page, search: values.search });
+  if (!isExport()) return ask("likelihood", { ...asked, sort: values.sort, page: values.page, search: values.search, all: all ? 1 : undefined });
   if (Boolean(asked.condition) !== Boolean(asked.metric)) {
     const usual = await ask("likelihood", { folder: asked.folder, all: 1 });
     asked.condition ??= usual.condition;
@@ -24,6 +24,7 @@ async function list(values) {
   const rows = found.rows.filter((row) => !text || row.item.toLowerCase().includes(text));
   const by = { rises: (row) => -row.delta, drops: (row) => row.delta, size: (row) => -Math.abs(row.delta), item: (row) => row.number }[values.sort ?? "rises"];
   rows.sort((a, b) => by(a) - by(b));
+  if (all) return { ...found, rows, pages: 1 };
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   const page = Math.min(Number(values.page ?? 1), pages);
   return { ...found, sort: values.sort ?? "rises", rows: rows.slice((page - 1) * PAGE, page * PAGE), found: rows.length, page, pages };
@@ -78,7 +79,7 @@ function ranked(found, metric, values) {
     h("a", { class: "into", href: addressOf("tokens", { folder: values.folder, condition: found.condition, metric: metric.name, item: row.item }) }, row.item),
     number(row.none * metric.by, digits), number(row.value * metric.by, digits), [bar(row.delta, most), " ", number(row.delta * metric.by, digits, { sign: true })], row.tokens]);
   return h("section", { "aria-label": "Items" },
-    tableHead(`Items by Δ ${metric.name}, ${found.condition}`, `items-${metric.name}`, () => [["item", "none", "value", "delta", "n_tokens"], ...found.rows.map((row) => [row.item, row.none, row.value, row.delta, row.tokens])],
+    tableHead(`Items by Δ ${metric.name}, ${found.condition}`, `items-${metric.name}`, async () => [["item", "none", "value", "delta", "n_tokens"], ...(await everyRow(list, { ...values, condition: found.condition, metric: metric.name })).map((row) => [row.item, row.none, row.value, row.delta, row.tokens])],
       [values.folder ?? 1, "likelihood", { condition: found.condition, metric: metric.name }]),
     h("div", { class: "choices" },
       h("form", { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); set({ search: search.value.trim() || null }); } }, search, h("button", { class: "button", type: "submit" }, "Search")),

@@ -1,6 +1,7 @@
 // The shell: menu, routing, theme, keys. Views draw into <main>.
 
 import { addressOf, go, readAddress } from "./address.js";
+import { hideTip } from "./chart.js";
 import { clear, h } from "./dom.js";
 import { ask, isExport } from "./source.js";
 import { VIEWS } from "./views.js";
@@ -39,6 +40,8 @@ function nextTheme() {
   setTheme(THEMES[(THEMES.indexOf(theme.dataset.now) + 1) % THEMES.length]);
 }
 const theme = h("button", { class: "icon", type: "button", onclick: nextTheme });
+// The one listener for the system's colours: pictures hear "theme" and take themselves off when they are left.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new CustomEvent("theme")));
 
 // ---- keys
 
@@ -97,20 +100,34 @@ function drawMenu(view, values) {
   }
 }
 
+// What the folders are now: a study that ends has more views than while it ran.
+function renewed(fresh) {
+  folders = fresh;
+  const { view, values } = readAddress();
+  drawMenu(view, values);
+}
+async function renew() {
+  if (isExport() || !folders.some((one) => one.state === "running" || one.state === "interrupted")) return;
+  await ask("start").then((found) => renewed(found.folders)).catch(() => {});
+}
+
 async function route() {
   const { view, values } = readAddress();
   const mine = ++shown;
   leave?.();
   leave = null;
+  hideTip();
+  main.setAttribute("aria-busy", "true");
+  if (view !== "start") await renew();
+  if (mine !== shown) return;
   const known = VIEWS[view];
   const place = h("div", { class: `view ${known ? view : "lost"}` });
   drawMenu(view, values);
-  main.setAttribute("aria-busy", "true");
   let end = null;
   try {
     if (!known) throw new Error(`There is no view “${view}” in this version.`);
     const folder = folders[Number(values.folder ?? 1) - 1];
-    end = await known.show(place, values, { views: VIEWS, folders, folder, go, addressOf });
+    end = await known.show(place, values, { views: VIEWS, folders, folder, go, addressOf, renewed });
   } catch (fault) {
     clear(place, h("p", { class: "refusal", role: "alert" }, fault.message),
       h("p", null, h("a", { class: "button", href: "#start" }, "To the start")));

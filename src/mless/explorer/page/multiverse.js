@@ -1,7 +1,7 @@
 // The specification curve: one comparison in every specification, sorted by Δ, above a matrix of the settings.
 
 import { go } from "./address.js";
-import { around, canvas, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told, VERDICT_SHAPE } from "./chart.js";
+import { around, canvas, cut, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
@@ -58,7 +58,7 @@ export const view = {
     place.append(h("h1", null, `Multiverse: ${found.title}`),
       h("p", { class: "soft" }, "Each mark is one specification, with its 95 % interval over items, sorted. The squares below say which value of each setting it has. A setting that decides has its squares of one value on one side."),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), condition, (name) => go("multiverse", { ...values, condition: name })),
-        choice("Metric", there.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go("multiverse", { ...values, metric: name }))),
+        metricChoice("multiverse", values, there, metric)),
       h("div", { class: "verdict" }, h("p", null, `${condition}, ${metric.name}: ${curve.words}.`), h("p", null, `Median Δ ${number(times(curve.test.median, by), digits, { sign: true })} ${metric.unit} (${pWords(curve.test.p_median)}); so many one way: ${pWords(curve.test.p_either)}.`)),
       legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word }))),
       picture(`${condition}: Δ ${metric.name} in ${curve.rows.length} specifications`, (width) => draw(width, curve, metric, found.settings, digits), () => [["specification", "condition", "metric", ...Object.keys(curve.varied), "n", "delta", "lo", "hi", "p", "verdict"],

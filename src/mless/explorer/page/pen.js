@@ -1,6 +1,7 @@
 // One set of strokes for a canvas and for SVG, so that a copied picture is the one on the screen.
 
 import { svg } from "./dom.js";
+import { visible } from "./formats.js";
 
 const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
 export const MONO = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "Noto Sans Mono", monospace';
@@ -71,7 +72,7 @@ export class CanvasPen {
     this.to.textAlign = { start: "left", middle: "center", end: "right" }[anchor];
     this.to.textBaseline = "alphabetic";
     this.to.fillStyle = fill;
-    this.to.fillText(words, 0, 0);
+    this.to.fillText(visible(String(words)), 0, 0);
     this.to.restore();
   }
 }

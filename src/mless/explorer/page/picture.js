@@ -17,8 +17,12 @@ async function copy(kinds, name, blob, said) {
     await navigator.clipboard.write([new ClipboardItem(kinds)]);
     said("copied");
   } catch {
-    save(name, await blob);
-    said(`saved as ${name}`);
+    try {
+      save(name, await blob);
+      said(`saved as ${name}`);
+    } catch (fault) {
+      said(fault.message);
+    }
   }
 }
 
@@ -39,7 +43,8 @@ function png(text, width, height) {
   });
 }
 
-// The buttons. `drawn` gives {element, width, height} of an SVG, and is null for a table; `rows` the numbers, with a heading.
+// The buttons. `drawn` gives {element, width, height} of an SVG, and is null for a table; `cut` says what is not in it. `rows` gives the numbers,
+// with a heading, or a promise of them.
 export function copying(name, drawn, rows) {
   const said = h("span", { class: "said", role: "status" });
   let timer = null;
@@ -48,15 +53,19 @@ export function copying(name, drawn, rows) {
     clearTimeout(timer);
     timer = setTimeout(() => (said.textContent = ""), 4000);
   };
+  const sayOf = (cut) => (words) => say(cut ? `${words}: ${cut}` : words);
   const text = () => new XMLSerializer().serializeToString(drawn().element);
   const tools = [
-    ["SVG", () => copy({ "text/plain": new Blob([text()], { type: "text/plain" }) }, `${name}.svg`, new Blob([text()], { type: "image/svg+xml" }), say)],
+    ["SVG", () => copy({ "text/plain": new Blob([text()], { type: "text/plain" }) }, `${name}.svg`, new Blob([text()], { type: "image/svg+xml" }), sayOf(drawn().cut))],
     ["PNG", () => {
-      const { width, height } = drawn();
+      const { width, height, cut } = drawn();
       const made = png(text(), width, height);
-      return copy({ "image/png": made }, `${name}.png`, made, say);
+      return copy({ "image/png": made }, `${name}.png`, made, sayOf(cut));
     }],
-    ["CSV", () => copy({ "text/plain": new Blob([csv(rows())], { type: "text/plain" }) }, `${name}.csv`, new Blob([csv(rows())], { type: "text/csv" }), say)],
+    ["CSV", () => {
+      const made = Promise.resolve(rows()).then(csv);
+      return copy({ "text/plain": made.then((words) => new Blob([words], { type: "text/plain" })) }, `${name}.csv`, made.then((words) => new Blob([words], { type: "text/csv" })), say);
+    }],
   ].filter(([words]) => drawn || words === "CSV");
   return h("div", { class: "copying", role: "group", "aria-label": drawn ? "Copy this picture" : "Copy this table" }, said, h("span", null, "copy"),
     tools.map(([words, act]) => h("button", { type: "button", "aria-label": `Copy as ${words}`, onclick: act }, words)));
@@ -87,7 +96,6 @@ export function picture({ title, name, size, draw, rows, label, attributes }) {
   watch.observe(frame);
   const onTheme = () => redraw();
   addEventListener("theme", onTheme);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onTheme);
   const element = h("figure", { class: "picture" },
     h("div", { class: "title" }, h("figcaption", null, title), copying(name, drawn, rows)), frame);
   return { element, canvas, redraw, end: () => { watch.disconnect(); removeEventListener("theme", onTheme); } };

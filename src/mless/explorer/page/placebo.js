@@ -1,8 +1,7 @@
 // Named fillers among arbitrary edits: a dot for each edit, the fillers below.
 
-import { go } from "./address.js";
-import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, number, picture, shape, ticks, times, told } from "./chart.js";
-import { choice, h, svg, table } from "./dom.js";
+import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told } from "./chart.js";
+import { h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
 import { ask } from "./source.js";
@@ -65,7 +64,7 @@ export const view = {
     const digits = Math.min(5, digitsFor(Math.max(...edits.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
     place.append(h("h1", null, `Placebo: ${found.title}`),
       h("p", { class: "soft" }, "Each dot is an arbitrary edit of the same length at the same place: its mean change against no filler. A filler that does what any edit does lies among the dots."),
-      h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go("placebo", { ...values, metric: name }))),
+      h("div", { class: "choices" }, metricChoice("placebo", values, found.metrics, metric)),
       legend(kinds.map((kind, at) => ({ kind: at, colour: COLOURS[at % COLOURS.length], words: found.kinds[kind] }))),
       picture(`Fillers among ${edits.length} arbitrary edits: Δ ${metric.name}`, (width) => draw(width, edits, fillers, metric, kinds, digits, found.kinds), () => [["condition", "kind", "metric", "delta", "lo", "hi", "text"],
         ...edits.map((row) => [row.condition, row.kind, row.metric, row.delta, row.lo, row.hi, row.text]), ...fillers.map((row) => [row.condition, "filler", row.metric, row.delta, row.delta_lo, row.delta_hi, ""])],

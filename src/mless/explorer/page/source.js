@@ -24,7 +24,10 @@ export async function ask(path, values) {
     if (!Object.hasOwn(inside, text)) {
       throw new NotThere("This file does not hold that part. `mless show` on the result folder shows it; `mless export --items …` puts more items into a file.");
     }
-    return inside[text];
+    const found = inside[text];
+    // What was damaged when the file was made: its reason stands in its place.
+    if (found?.error) throw new NotThere(found.error);
+    return found;
   }
   let reply;
   try {

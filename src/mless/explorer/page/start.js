@@ -24,6 +24,7 @@ function card(folder, views) {
       h("p", { class: "soft" }, folder.title ? `${folder.title} · ` : "", h("code", null, folder.name), " · ",
         h("span", { class: `state ${folder.state}` }, STATES[folder.state] ?? folder.state))),
     folder.why && h("p", { class: "refusal", role: "alert" }, folder.why),
+    folder.damaged?.length ? h("p", { class: "refusal", role: "alert" }, `Not in this file: ${folder.damaged.join("; ")}`) : null,
     folder.units !== undefined && folder.state !== "finished" && progress(folder),
     folder.verdict?.length ? h("div", { class: "verdict" }, folder.verdict.map((line) => h("p", null, line))) : null,
     links.length ? h("p", { class: "links" }, links.map((name) =>
@@ -46,13 +47,17 @@ export const view = {
     const cards = h("div", { class: "cards" });
     const draw = () => cards.replaceChildren(...found.folders.map((folder) => card(folder, tools.views)));
     draw();
-    place.append(h("h1", null, found.folders.length > 1 ? `${found.folders.length} result folders` : "Result folder"), cards);
-    const lives = () => found.folders.some((folder) => folder.state === "running");
+    place.append(h("h1", null, found.folders.length > 1 ? `${found.folders.length} result folders` : "Result folder"),
+      found.left_out ? h("p", { class: "soft" }, "This page holds a part of the results. All of them: ", h("code", null, "mless.show(…)"), " in Python, or ", h("code", null, "mless show"), " with the folder.") : "", cards);
+    const lives = () => found.folders.some((folder) => folder.state === "running" || folder.state === "interrupted");
     if (isExport() || !lives()) return null;
     const timer = setInterval(async () => {
       const before = JSON.stringify(found);
       found = await ask("start").catch(() => found);
-      if (JSON.stringify(found) !== before) draw();
+      if (JSON.stringify(found) !== before) {
+        draw();
+        tools.renewed(found.folders);
+      }
       if (!lives()) clearInterval(timer);
     }, AGAIN_MS);
     return () => clearInterval(timer);

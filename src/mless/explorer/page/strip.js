@@ -1,6 +1,7 @@
 // One prompt's own text. Each token is coloured by what it receives, without filler above and with filler below; only what is visible is drawn.
 
 import { addressOf, go, note } from "./address.js";
+import { count as grouped, plural } from "./chart.js";
 import { choice, clear, h } from "./dom.js";
 import { fixed, headName, short } from "./formats.js";
 import { CanvasPen, MONO, SvgPen } from "./pen.js";
@@ -121,9 +122,14 @@ export const view = {
       const wide = width || 900;
       let count = 0;
       const kept = lines.filter((line) => (count += line.length) <= MOST);
-      const pen = new SvgPen(wide, kept.length * tall + 2 * PAD, `${found.item}, ${headName(layer, head)}, ${condition}`, ink("page"));
+      const shown = kept.reduce((sum, line) => sum + line.length, 0);
+      // A larger picture is one that no program opens. What is missing is said in it, and beside the button.
+      const cut = shown < tokens.length ? `the first ${plural(shown, "token")} of ${grouped(tokens.length)}` : null;
+      const height = kept.length * tall + 2 * PAD + (cut ? ROW : 0);
+      const pen = new SvgPen(wide, height, `${found.item}, ${headName(layer, head)}, ${condition}`, ink("page"));
       kept.forEach((line, row) => line.forEach(([at, x, w]) => drawToken(pen, at, x, row * tall + PAD, w)));
-      return { element: pen.element, width: wide, height: kept.length * tall + 2 * PAD };
+      if (cut) pen.text(SIDE, height - PAD, cut, { size: SIZE, fill: ink("soft") });
+      return { element: pen.element, width: wide, height, cut };
     };
     const rows = () => [["position", "token", "span", "without", "with", "even_without", "even_with", "natural_text"],
       ...tokens.map((text, at) => [at, text, found.span_names[found.spans[at]], ...["without", "with", "even_without", "even_with", "text"].map((name) => values[name]?.[at])])];

@@ -1,7 +1,7 @@
 // One item of a likelihood study: Δ log p along the solution, in the text itself.
 
 import { addressOf, go } from "./address.js";
-import { digitsFor, hideTip, number, plural, tableHead, told } from "./chart.js";
+import { digitsFor, number, plural, tableHead, told } from "./chart.js";
 import { choice, h, table } from "./dom.js";
 import { bar } from "./likelihood.js";
 import { ask } from "./source.js";
@@ -76,6 +76,5 @@ export const view = {
       place.append(h("section", null, h("h2", null, "What else was scored after the prompt"), table(null, [["role"], ["text"], ["log p without", true], ["with", true], ["Δ nats", true]],
         found.candidates.map((one) => [one.role, h("span", { class: "found" }, one.text), number(one.none, 3), number(one.value, 3), [bar(one.delta, most), " ", number(one.delta, 3, { sign: true })]]))));
     }
-    return hideTip;
   },
 };

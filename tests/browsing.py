@@ -1,0 +1,14 @@
+"""Waiting for a page of the explorer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def until(page: Any, script: str) -> None:
+    """Wait for a script to be true. Playwright's own way needs eval in the page, which its policy forbids."""
+    for _ in range(400):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not within twenty seconds: {script}")
