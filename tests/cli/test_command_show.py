@@ -63,3 +63,12 @@ def test_export_writes_nothing_that_is_too_large(command: Command, shown: Path, 
     found = command("export", shown, "-o", tmp_path / "page.html", "--items", "all", "--max-mb", "0.1")
     refused(found, "allow more with --max-mb")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_export_names_what_is_damaged_and_writes_the_rest(command: Command, shown: Path, tmp_path: Path) -> None:
+    spoiled = write_attention(tmp_path / "spoiled", items=4, layers=1, heads=2)
+    (spoiled / "attention.parquet").write_bytes(b"no table")
+    found = command("export", shown, spoiled, "-o", tmp_path / "page.html", "--items", "1")
+    assert found.code == 0
+    assert "left out, damaged: spoiled: spoiled/attention.parquet" in found.out
+    assert (tmp_path / "page.html").exists()
