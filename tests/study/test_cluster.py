@@ -245,6 +245,34 @@ def test_an_interrupted_command_leaves_no_process_and_what_was_stored(
     assert digests(out) == alone[QUICK]
 
 
+@pytest.mark.parametrize("name", ["raylet", "ray::DashboardAgent"])
+def test_without_ray_on_this_machine_the_command_says_so_and_goes_on_later(
+    alone: dict[tuple[str, ...], dict[str, str]], tmp_path: Path, name: str
+) -> None:
+    """Without its agent Ray ends its own process in good order; that process killed ends the command itself."""
+    out, more = tmp_path / "r", ("--workers", "2", "--worker-threads", "1")
+    driver = subprocess.Popen(command(QUICK, out, *more), env=environment(), stderr=subprocess.PIPE, text=True)
+    now = wait_for_more(out, 0, driver)
+    named = [process for process in children(driver.pid) if is_named(process, name)]
+    assert len(named) == 1
+    os.kill(named[0], signal.SIGKILL)
+    _, said = driver.communicate(timeout=300)
+    assert driver.returncode not in (0, 130), said[-3000:]
+    assert "Ray on this machine is gone" in said
+    assert "same command" in said
+    assert stored(out) >= now
+    run(QUICK, out, *more)
+    assert digests(out) == alone[QUICK]
+
+
+def is_named(process: int, name: str) -> bool:
+    try:
+        first = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:
+        return False
+    return first.rpartition("/")[2].startswith(name)
+
+
 #: Runs a small study whose first worker is killed once it has loaded.
 _DIES_EARLY = r"""
 import os, re, signal, sys

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,8 @@ class RayWorkers:
         ray = _ray()
         self._fixed = _connect(ray, self._asked.where, self._job.spec.device, self._each)
         self._ray = ray  # from here on it is ours, and `close` ends it
+        self._last_words = _LastWords()
+        self._here = ray.get_runtime_context().get_node_id()
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self._on_gpus = gpus > 0 and self._job.spec.device != "cpu"
         if self._asked.gpus is not None and not self._on_gpus:
@@ -148,6 +151,7 @@ class RayWorkers:
         if time.monotonic() - self._looked < _LOOK:
             return
         self._looked = time.monotonic()
+        self._check_here()
         wanted = self._wanted()
         # One that cannot load would be started for ever.
         for _ in range(min(wanted - len(self._known), 3 * wanted + 3 - self._failed)):
@@ -165,6 +169,14 @@ class RayWorkers:
             actor = self._ray.remote(_Actor).options(max_restarts=0, max_task_retries=0, **needs).remote(environment)
             self._known[name] = _Known(actor, self.now())
             self._refs[actor.load.remote(self._sent, self._threads)] = _Asked(name, "load")
+
+    def _check_here(self) -> None:
+        """Refuse to wait for workers whose answers could not be fetched: they come through Ray's process on this machine."""
+        if not any(node["Alive"] for node in self._ray.nodes() if node["NodeID"] == self._here):
+            raise BadCluster(
+                "Ray on this machine is gone, and answers of workers come through it; start it again (ray start, or nothing where --workers is a number) "
+                "and give the same command: what is stored stays"
+            )
 
     def _lose(self, name: str, why: str) -> None:
         known = self._known.get(name)
@@ -409,6 +421,33 @@ class RayWorkers:
         for name in list(self._known):
             self.end(name)
         self._ray.shutdown()
+        self._last_words.unsaid()
+
+
+class _LastWords:
+    """A line on standard error in case this process ends without one. A shell waits for that beside us.
+
+    Ray ends this process at once where its own one on this machine dies, and no code of ours runs then.
+    """
+
+    _LINE = "mless ended without a word of its own: it was killed, or Ray on this machine is gone. What is stored stays; the same command goes on"
+    _SCRIPT = 'trap "" INT TERM HUP; read -r ended || printf "%s\\n" "$1" >&2'
+
+    def __init__(self) -> None:
+        self._shell: subprocess.Popen[bytes] | None = None
+        with suppress(OSError):  # no shell: then nothing is said
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", self._SCRIPT, "sh", self._LINE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def unsaid(self) -> None:
+        """All is well, or the reason was said."""
+        if self._shell is not None:
+            with suppress(OSError):
+                self._shell.communicate(b"ended\n")
 
 
 def _check_where(workers: str) -> None:

@@ -198,6 +198,16 @@ CLAIMS: dict[str, tuple[dict[int, Share], str]] = {
         {1: DROPS, 2: SAME, 3: SAME},
         "holds for the layers measured: layer 1 drops, and 0 of 2 later layers measured (of 29) change",
     ),
+    "one of a few later layers changes": (
+        {1: DROPS, 2: DROPS, 3: SAME},
+        "does not hold for the layers measured: layer 1 drops, so its first half holds; its second does not, "
+        "1 of 2 later layers measured (of 29) change: layer 2 drops",
+    ),
+    "of a few later layers more change than a tenth of all": (
+        {1: DROPS, 2: DROPS, 3: DROPS, 4: RISES, 5: SAME},
+        "does not hold for this model: layer 1 drops, so its first half holds; its second does not, "
+        "3 of 4 later layers measured (of 29) change: layers 2–3 drop and layer 4 rises",
+    ),
     "layer 1 measured": (
         {1: DROPS},
         "was tested in its first half only, which holds for this model: layer 1 drops. No later layer was measured",
