@@ -7,8 +7,8 @@ from typing import Any
 
 def until(page: Any, script: str) -> None:
     """Wait for a script to be true. Playwright's own way needs eval in the page, which its policy forbids."""
-    for _ in range(400):
+    for _ in range(1200):
         if page.evaluate(script):
             return
         page.wait_for_timeout(50)
-    raise AssertionError(f"not within twenty seconds: {script}")
+    raise AssertionError(f"not within a minute: {script}")

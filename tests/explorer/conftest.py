@@ -72,7 +72,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
 
     def make(**settings: Any) -> Opened:
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | settings))
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         made = Opened(context.new_page())
         contexts.append((context, made))
         return made

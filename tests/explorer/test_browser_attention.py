@@ -599,3 +599,23 @@ def test_a_folder_of_before_and_a_damaged_one_are_shown_beside_another(
         until(page, "location.hash === '#map?folder=1'")
     finally:
         running.stop()
+
+
+def test_find_the_token_that_loses_most(opened: Opening, address: str) -> None:
+    page = opened().go(address + STRIP)
+
+    def share() -> float:
+        return float(re.search(r"with / without ([\d.]+)", page.inner_text(".readout"))[1])  # pyright: ignore[reportOptionalSubscript]
+
+    page.click("text=loses most")
+    least = share()
+    page.keyboard.press("m")
+    assert least <= share()
+    page.keyboard.press("Home")
+    seen: list[float] = []
+    for _ in range(60):
+        if "· question ·" in page.inner_text(".readout"):
+            seen.append(share())
+        page.keyboard.press("ArrowRight")
+    assert seen
+    assert least == min(seen)

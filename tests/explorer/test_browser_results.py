@@ -65,7 +65,7 @@ def opened(browser: Browser, address: str) -> Iterator[Open]:
 
     def visit(view: str, *, at: str | None = None, **options: Any) -> Page:
         context = browser.new_context(**({"viewport": {"width": 1200, "height": 900}} | options))
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda fault: faults.append(str(fault)))
@@ -524,3 +524,42 @@ def test_a_notebooks_frame_works_and_reaches_nothing(browser: Browser, paths: di
     )
     assert reached == "SecurityError"
     page.context.close()
+
+
+def test_another_view_begins_at_its_top_and_going_back_finds_the_place(opened: Open) -> None:
+    page = opened("start")
+    link = page.locator(".links a", has_text="Likelihood").first
+    link.scroll_into_view_if_needed()
+    page.evaluate("scrollBy(0, 40)")
+    place = page.evaluate("scrollY")
+    assert place > 0
+    link.click()
+    until(page, "location.hash.startsWith('#likelihood')")
+    ready(page)
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    until(page, "location.hash.startsWith('#start')")
+    ready(page)
+    until(page, f"Math.abs(scrollY - {place}) < 2")
+
+
+def test_the_menu_of_the_start_leads_to_every_view_that_a_folder_has(opened: Open) -> None:
+    page = opened("start")
+    assert {"Answers", "Likelihood", "Dose", "Placebo", "Multiverse"} <= set(texts(page.locator("nav a")))
+    page.click("nav >> text=Dose")
+    until(page, "location.hash.startsWith('#dose?folder=6')")
+    ready(page)
+
+
+def test_few_items_that_can_show_nothing_say_so(opened: Open, tmp_path: Path) -> None:
+    from mless.explorer import show
+
+    running = show([write_likelihood(tmp_path / "few", items=5)], browser=False)
+    try:
+        page = opened("likelihood?folder=1", at=running.address)
+        page.wait_for_selector("text=/With 4 items and \\d+ conditions no p can come to 0.05 after Holm/")
+    finally:
+        running.stop()
+    assert page.locator("text=no p can come to 0.05").count() == 1
+    many = opened("likelihood?folder=3")
+    assert many.locator("text=no p can come to 0.05").count() == 0

@@ -163,7 +163,9 @@ def _check_pair(one: Folder, other: Folder, condition: str) -> None:
     """Refuse folders of two models, of other prompts, or with too few items in common."""
     first, second = one.study, other.study
     # The fingerprint is of the tensors that a study read, and answers need more of them than attention does.
-    unlike = [name for name in _MODEL if first.model.get(name) != second.model.get(name)]
+    both = {name: (first.model.get(name), second.model.get(name)) for name in _MODEL}
+    # Older folders do not say everything.
+    unlike = [name for name, (mine, theirs) in both.items() if None not in (mine, theirs) and mine != theirs]
     if unlike:
         said = (f"{unlike[0]} {str(study.model.get(unlike[0]))[:40]}" for study in (first, second))
         raise BadFolder(

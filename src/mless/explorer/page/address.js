@@ -38,7 +38,7 @@ export function note(view, values) {
 }
 function write() {
   clearTimeout(timer);
-  if (noted !== null && noted !== location.hash) history.replaceState(null, "", noted);
+  if (noted !== null && noted !== location.hash) history.replaceState(history.state, "", noted);
   noted = null;
 }
 addEventListener("click", write, { capture: true });

@@ -99,7 +99,7 @@ export const view = {
     const sign = { sign: found.nothing === 0 };
     place.append(h("h1", null, "Between folders"),
       h("p", { class: "soft" }, found.folders.length > 1 ? `${found.folders.length} folders measured ${found.measured}. They are put beside each other if their items and questions are the same; what else differs is named.`
-        : `Only one of the given folders measured ${found.measured}. Give \`mless show\` several folders to put them side by side.`),
+        : `Only one of the given folders measured ${found.measured}. Give mless show several folders to put them side by side.`),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition })),
         !isExport() && found.readouts.length > 1 && choice("Readout", found.readouts.map((name) => [name, name]), found.readout, (readout) => set({ readout, metric: null })),
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric }))));
@@ -107,7 +107,7 @@ export const view = {
     const rows = fit.map((one, at) => ({ label: names[at], ...one.all, colour: COLOURS[at % COLOURS.length], kind: at, words: `${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`,
       said: [names[at], `${found.words}: ${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`, `${one.all.n} items; folder ${one.name}`, one.differs.length ? `differs in ${one.differs.join("; ")}` : null] }));
     place.append(picture(`${unit}, ${found.condition}`, (width) => forest(width, rows, { nothing: found.nothing, unit }), () => [["folder", "label", "n", "value", "lo", "hi"], ...fit.map((one) => [one.name, one.label, one.all.n, one.all.value, one.all.lo, one.all.hi])],
-      { name: "between", caption: "95 % intervals over items." }));
+      { name: "between", caption: `${fit.some((one) => one.layers.length) ? "Mean over all measured layers; those by themselves are below. " : ""}95 % intervals over items.` }));
     const deep = fit.filter((one) => one.layers.length);
     if (deep.length) {
       place.append(h("h2", null, "By layer"), legend(deep.map((one) => ({ kind: fit.indexOf(one), colour: COLOURS[fit.indexOf(one) % COLOURS.length], words: names[fit.indexOf(one)] }))),

@@ -46,7 +46,7 @@ export const view = {
     const digits = Math.min(5, Math.max(1, digitsFor(spread.length ? Math.min(...spread) * 5 : 1)));
     const rows = lines(found, digits);
     put(place, h("h1", null, "Forest of models"),
-      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give `mless show` the folders of several models to compare them."}`),
+      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give mless show the folders of several models to compare them."}`),
       h("div", { class: "choices" }, found.readouts.length > 1 && choice("Readout", found.readouts.map((name) => [name, name]), found.readout, (readout) => set({ readout, metric: null })),
         !isExport() && choice("Condition", [["all", "all"], ...found.conditions.map((name) => [name, name])], found.condition, (condition) => set({ condition })),
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric })),

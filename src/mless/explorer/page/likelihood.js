@@ -51,6 +51,8 @@ function effects(found, metric, values) {
   }));
   const cells = () => [["condition", "metric", "n", "none", "value", "delta", "lo", "hi", "p", "p_adjusted", "mde", "verdict"],
     ...rows.map((row) => [row.condition, row.metric, row.n, row.none, row.value, row.delta, row.lo, row.hi, row.p, row.p_adjusted, row.mde, row.verdict])];
+  const tested = rows.filter((row) => row.p_adjusted !== null);
+  const fewest = Math.min(...tested.map((row) => row.n));
   const band = margin ? [-margin * by, margin * by] : null;
   return h("div", null,
     picture(`Δ ${metric.name}: ${metric.words}`, (width) => forest(width, lines, { band, unit: `Δ ${metric.unit}` }), cells, {
@@ -61,7 +63,9 @@ function effects(found, metric, values) {
       { kind: "circle", colour: "open", hollow: true, words: "undecided" }, { kind: "diamond", colour: "open", words: "A/A control" }]),
     h("details", null, h("summary", null, "As a table"), table(null, [["condition"], ["none", true], ["with", true], ["Δ", true], ["p", true], ["p (Holm)", true], ["verdict"]],
       rows.map((row) => [row.condition, number(shown(row.none), digits), number(shown(row.value), digits), `${say(row.delta)}${around(shown(row.lo), shown(row.hi), digits, { sign: true })}`, pValue(row.p), pValue(row.p_adjusted),
-        row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"]))));
+        row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"])),
+      h("p", { class: "soft small" }, `p: against none.${found.control ? " Holm's p is of the larger of two: against none, and against the A/A control." : ""} It is over the conditions of this metric.`)),
+    tested.length && 2 ** (1 - fewest) * tested.length > 0.05 ? h("p", { class: "soft" }, `With ${fewest} items and ${tested.length} conditions no p can come to 0.05 after Holm, however large the change: more items are needed.`) : null);
 }
 
 // A bar from the middle: to the right where it rises.

@@ -69,7 +69,7 @@ function onKey(event) {
   else if (event.key === "d") nextTheme();
   else if (/^[1-9]$/.test(event.key)) {
     const name = shownViews()[Number(event.key) - 1];
-    if (name) go(name, { folder: values.folder });
+    if (name) go(name, { folder: folderOf(name, values.folder) ?? values.folder });
   } else if ((event.key === "[" || event.key === "]") && folders.length > 1) {
     const now = Number(values.folder ?? 1) + (event.key === "]" ? 1 : -1);
     if (now >= 1 && now <= folders.length) go(VIEWS[view]?.inside ?? view, { folder: now });
@@ -82,15 +82,20 @@ function onKey(event) {
 
 // ---- routing
 
+// The folder that a view is opened of: the one that is shown, or, where none was chosen, the first that has the view.
+function folderOf(name, chosen) {
+  if (chosen !== undefined) return folders[Number(chosen) - 1]?.views?.includes(name) ? chosen : undefined;
+  return folders.find((one) => one.views?.includes(name))?.number;
+}
 function shownViews() {
-  const folder = folders[Number(readAddress().values.folder ?? 1) - 1];
-  return Object.keys(VIEWS).filter((name) => !VIEWS[name].inside && (name === "start" || folder?.views?.includes(name)));
+  const { folder } = readAddress().values;
+  return Object.keys(VIEWS).filter((name) => !VIEWS[name].inside && (name === "start" || folderOf(name, folder) !== undefined));
 }
 
 function drawMenu(view, values) {
   const top = VIEWS[view]?.inside ?? view;
   clear(menu, shownViews().map((name) =>
-    h("a", { href: addressOf(name, { folder: values.folder }), "aria-current": name === top ? "page" : null }, VIEWS[name].title)));
+    h("a", { href: addressOf(name, { folder: folderOf(name, values.folder) ?? values.folder }), "aria-current": name === top ? "page" : null }, VIEWS[name].title)));
   clear(chooser);
   if (folders.length > 1 && view !== "start") {
     const select = h("select", { "aria-label": "Result folder", onchange: () => go(VIEWS[view]?.inside ?? view, { folder: select.value }) },
@@ -111,7 +116,24 @@ async function renew() {
   await ask("start").then((found) => renewed(found.folders)).catch(() => {});
 }
 
-async function route() {
+// Another view begins at its top, one that is gone back to where it was left; a choice inside a view moves nothing.
+const left = new Map();
+let before = null;
+history.scrollRestoration = "manual";
+function scrolled(view) {
+  const was = history.state;
+  try {
+    history.replaceState({ seen: true }, "", location.href);
+  } catch {
+    // A frame that may not: its views begin at the top.
+  }
+  if (was?.seen) scrollTo(0, left.get(location.hash) ?? 0);
+  else if (view !== before) scrollTo(0, 0);
+  before = view;
+}
+
+async function route(event) {
+  if (event?.oldURL) left.set(new URL(event.oldURL).hash, scrollY);
   const { view, values } = readAddress();
   const mine = ++shown;
   leave?.();
@@ -141,6 +163,7 @@ async function route() {
   main.setAttribute("aria-busy", "false");
   // The view is drawn where it can be measured only now.
   place.dispatchEvent(new CustomEvent("placed"));
+  scrolled(view);
   document.title = `${known?.title ?? "mless"} – mless`;
 }
 

@@ -22,7 +22,7 @@ export async function ask(path, values) {
   if (isExport()) {
     inside ??= JSON.parse(document.getElementById("answers").textContent);
     if (!Object.hasOwn(inside, text)) {
-      throw new NotThere("This file does not hold that part. `mless show` on the result folder shows it; `mless export --items …` puts more items into a file.");
+      throw new NotThere("This file does not hold that part. `mless show` on the result folder shows it; `mless export --items … --heads …` puts more of it into a file.");
     }
     const found = inside[text];
     // What was damaged when the file was made: its reason stands in its place.

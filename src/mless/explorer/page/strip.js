@@ -58,7 +58,7 @@ const onScale = (value) => (value === null || !(value > 0) ? null : Math.log(val
 export const view = {
   title: "Strip",
   inside: "map",
-  keys: [["← → ↑ ↓", "token by token, line by line"], ["n, b", "next item, item before"], ["p", "proof"]],
+  keys: [["← → ↑ ↓", "token by token, line by line"], ["m", "the token of the question that loses most, then the next"], ["n, b", "next item, item before"], ["p", "proof"]],
   up: (values) => ["head", { ...values, item: undefined, token: undefined }],
   async show(place, state, tools) {
     const folder = Number(state.folder ?? 1);
@@ -134,6 +134,9 @@ export const view = {
     const rows = () => [["position", "token", "span", "without", "with", "even_without", "even_with", "natural_text"],
       ...tokens.map((text, at) => [at, text, found.span_names[found.spans[at]], ...["without", "with", "even_without", "even_with", "text"].map((name) => values[name]?.[at])])];
 
+    // Tokens of the question, the one that loses most first.
+    const losing = tokens.map((_, at) => at).filter((at) => found.span_names[found.spans[at]] === "question" && stripes[0][1](at) !== null).sort((a, b) => stripes[0][1](a) - stripes[0][1](b));
+    const nextLosing = () => losing.length && move(losing[(losing.indexOf(cursor) + 1) % losing.length]);
     const proof = () => showProof(folder, "attention", { condition, item: found.item, layer, head, queries }, `Token ${cursor} is place ${cursor} (from 0) of the list “received”.`);
     function say() {
       const at = cursor;
@@ -228,6 +231,7 @@ export const view = {
       h("button", { class: "button", type: "button", disabled: found.number <= 1, onclick: () => step(-1) }, "← item"),
       h("span", { class: "soft" }, `${found.number} of ${found.items}`),
       h("button", { class: "button", type: "button", disabled: found.number >= found.items, onclick: () => step(1) }, "item →"),
+      h("button", { class: "button", type: "button", disabled: !losing.length, title: "m: again for the next", onclick: nextLosing }, "loses most"),
       proofButton(proof)),
     readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
     place.addEventListener("placed", () => canvas.focus({ preventScroll: true }));
@@ -235,6 +239,7 @@ export const view = {
       if (document.querySelector("dialog[open]") || event.target.closest?.("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "n") step(1);
       else if (event.key === "b") step(-1);
+      else if (event.key === "m") nextLosing();
       else if (event.key === "p") proof();
     };
     document.addEventListener("keydown", keys);

@@ -44,7 +44,7 @@ function strip(found, limit) {
 
 function scale(limit) {
   const step = (share) => h("span", { style: { backgroundColor: colour(share * limit, limit) } });
-  return h("p", { class: "scale soft small" }, `less likely −${number(limit, 3)} `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} likelier, nats`);
+  return h("p", { class: "scale soft small" }, `less likely −${number(limit, 3)} or more `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} or more likelier, nats`);
 }
 
 export const view = {
