@@ -127,6 +127,16 @@ def test_a_pair_that_was_really_run(tmp_path: Path) -> None:
         assert row["r"] == pytest.approx(np.corrcoef(ranks, list(change.values()))[0, 1], abs=1e-6)
 
 
+def test_an_older_folder_that_does_not_count_parameters_fits(tmp_path: Path) -> None:
+    answers = write_answers(tmp_path / "answers", items=20, about={"model": MODEL | {"parameters": 134515008}})
+    folders = Folders(
+        [attention(tmp_path / "attention", [f"sum-{n + 1:03d}" for n in range(20)], model=MODEL), answers]
+    )
+    # Not refused as another model's; so few turned that nothing can be said of heads.
+    with pytest.raises(NotThere, match="of the 20 common items turned"):
+        answer(folders, "between/heads", {"heads": "1", "answers": "2"})
+
+
 @pytest.mark.parametrize(
     ("about", "items", "match"),
     [

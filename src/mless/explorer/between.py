@@ -164,8 +164,9 @@ def _check_pair(one: Folder, other: Folder, condition: str) -> None:
     first, second = one.study, other.study
     # The fingerprint is of the tensors that a study read, and answers need more of them than attention does.
     both = {name: (first.model.get(name), second.model.get(name)) for name in _MODEL}
-    # Older folders do not say everything.
-    unlike = [name for name, (mine, theirs) in both.items() if None not in (mine, theirs) and mine != theirs]
+    if None in both["parameters"]:  # older folders do not say how many
+        del both["parameters"]
+    unlike = [name for name, (mine, theirs) in both.items() if mine != theirs]
     if unlike:
         said = (f"{unlike[0]} {str(study.model.get(unlike[0]))[:40]}" for study in (first, second))
         raise BadFolder(
