@@ -52,6 +52,7 @@ NAV: dict[str, tuple[str, ...]] = {
         "docs/placebo.md",
         "docs/dose.md",
         "docs/multiverse.md",
+        "docs/cause.md",
         "docs/activations.md",
         "docs/affine.md",
         "docs/arm.md",
