@@ -418,10 +418,12 @@ class RayWorkers:
         """End the workers; a cluster that others started stays."""
         if self._ray is None:
             return
-        for name in list(self._known):
-            self.end(name)
-        self._ray.shutdown()
-        self._last_words.unsaid()
+        try:
+            for name in list(self._known):
+                self.end(name)
+            self._ray.shutdown()
+        finally:  # a fault of Ray's is said too
+            self._last_words.unsaid()
 
 
 class _LastWords:
