@@ -571,10 +571,11 @@ def test_conditions_that_make_no_sense(change: dict[str, Any], why: str) -> None
 def test_numbers_as_people_write_them() -> None:
     assert parse_numbers("all", 3, "layer") == [1, 2, 3]
     assert parse_numbers(" 7, 1-3 ,2", 9, "layer") == [1, 2, 3, 7]
+    assert parse_numbers("2,7-", 9, "layer") == [2, 7, 8, 9]
     for text in ("0", "10", "3-10", "9" * 9):
         with pytest.raises(BadStudy, match=r"no layer \d+: this model's layers are 1 to 9 \(numbered from 1\)"):
             parse_numbers(text, 9, "layer")
-    for text in ("", "one", "1-", "1,,2", "-1", "9" * 5000):
+    for text in ("", "one", "1--2", "1,,2", "-1", "9" * 5000):
         with pytest.raises(BadStudy, match="layers: cannot read"):
             parse_numbers(text, 9, "layer")
     with pytest.raises(BadStudy, match="runs backwards; write 2-5"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless import arm_rules
+from mless.changes import SPAN_NAMES, SpanName
 from mless.conditions import CONDITION_KINDS, Kind
 from mless.errors import BadPrompt, BadStudy
 from mless.gates import shown
@@ -17,9 +18,6 @@ from mless.gates import shown
 #: `end` is the end of the user's turn; `before-answer` is after the assistant's header, the prompt's last place. One place in raw prompts.
 Placement = Literal["before-system", "before-question", "end", "before-answer", "anywhere"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
-
-SpanName = Literal["start", "system", "filler", "question", "end"]
-SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
 
 #: Where an original query's attention can go: the spans, and a head's learned sink.
 MASS_NAMES: tuple[str, ...] = (*SPAN_NAMES, "sink")
@@ -376,18 +374,18 @@ def head_name(layer: int, head: int) -> str:
 
 
 def parse_numbers(text: str, highest: int, what: str, whose: str = "this model's") -> list[int]:
-    """``all``, ``3``, ``1-4,7`` → sorted numbers from 1 to `highest`; anything else is an error naming the range."""
+    """``all``, ``3``, ``1-4,7``, ``2-`` → sorted numbers from 1 to `highest`; anything else is an error naming the range."""
     if text.strip() == "all":
         return list(range(1, highest + 1))
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:[-–]\s*(\d{1,9})\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:([-–])\s*(\d{1,9})?\s*)?", part)
         if not match:
             raise BadStudy(
                 f"{what}s: cannot read {shown(part.strip(), 60)}; write 'all', a number, or a list such as 1-4,7"
             )
         first = int(match[1])
-        last = int(match[2] or first)
+        last = int(match[3] or (highest if match[2] else first))
         for number in (first, last):
             _refuse_beyond(number, highest, what, whose)
         if last < first:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mless import kernels
 from mless.capture.copies import Started, leaving, sent
-from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, own_forward, sdpa_forward
+from mless.capture.forwards import ROWS_AT_ONCE, forward_with_lse, of_heads, own_forward, sdpa_forward
 from mless.capture.parts import Parts
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, LazyMask, Mask, attending
@@ -230,6 +230,11 @@ class Recorder:
 
     def _begin(self, call: Call) -> _Seen:
         layer, q, k = call.layer, call.query, call.key
+        if not call.mask.alike:
+            raise BadStudy(
+                f"layer {layer}: a cut by head, or one that sends weight to the sink, leaves no single softmax to read what tokens receive from; cut all "
+                'heads with to = "rest", or read likelihood instead'
+            )
         before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
         call.refuse_other_keys(before + q.shape[2])
         if self._announced is not None and layer in self.sums:
@@ -296,11 +301,7 @@ def _only(
 ) -> tuple[Tensor, Tensor, dict[str, Any], Tensor | None]:
     """The asked heads' queries with one key head each; `heads` are numbered from 1."""
     at = torch.tensor(_from_zero(heads, q.shape[1]), device=q.device)
-    chosen = dict(score)
-    for name, axis in (("sinks", 0), ("bias", 1)):
-        values: Tensor | None = chosen.get(name)
-        if values is not None and values.shape[axis] == q.shape[1]:
-            chosen[name] = values.index_select(axis, at)
+    chosen = of_heads(score, at, q.shape[1])
     return q[:, at], k[:, at // (q.shape[1] // k.shape[1])], chosen, lse[:, at] if lse is not None else None
 
 

@@ -142,7 +142,7 @@ class BranchMask(GivenMask):
 
 def own_rule(call: Call) -> LazyMask:
     """The layer's mask, if it is a rule that can be asked about other places than those in the row."""
-    mask = call.mask
+    mask = call.mask.base
     if not isinstance(mask, LazyMask) or call.score["bias"] is not None:
         what = "a bias for each pair of places" if call.score["bias"] is not None else "a mask of its own making"
         raise UnsupportedArchitecture(

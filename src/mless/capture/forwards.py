@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mless.capture.seam import Call
@@ -61,9 +64,22 @@ def _with_lse(
     return out, lse.reshape(q.shape[:3])
 
 
+def attention_of(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+    """The call's attention as the model itself computes it, by SDPA where that knows the scores."""
+    plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
+    return sdpa_forward(call) if plain else own_forward(call)
+
+
 def sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
+    if (out := call.mask.attended(call)) is not None:
+        return out
+
     def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
         k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
+        if k.shape[1] == q.shape[1]:
+            # Some heads of the module, with a key head each: transformers would repeat key heads as often as for all of them.
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=bool(causal), scale=scale)
+            return out.transpose(1, 2).contiguous()
         return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
 
     if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
@@ -87,6 +103,15 @@ def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
 
 def own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     """Soft caps, sinks and score biases, which SDPA does not know: the same softmax, by blocks of rows."""
+    if (out := call.mask.attended(call)) is not None:
+        return out
+    return weighed(call, lambda first, p, seen: p)
+
+
+def weighed(
+    call: Call, change: Callable[[int, Float[Tensor, "batch heads rows keys"], Tensor], Tensor]
+) -> Float[Tensor, "batch queries heads dim"]:
+    """Values weighed by the softmax in fp32, by blocks of rows. `change(first, weights, seen)` gives the weights to use instead."""
     query, key, score = call.query, call.key, call.score
     groups = query.shape[1] // key.shape[1]
     every_key = key.repeat_interleave(groups, 1).float().transpose(-1, -2)
@@ -104,6 +129,24 @@ def own_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
         if score["sinks"] is not None:
             sink = score["sinks"].float()[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sink], dim=-1)
-        p = torch.softmax(scores, dim=-1)[..., :there]
+        p = change(first, torch.softmax(scores, dim=-1)[..., :there], mask)
         out.append((p.to(values.dtype) @ values[:, :, keys]).transpose(1, 2))
     return torch.cat(out, dim=1).contiguous()
+
+
+def by_heads(call: Call, at: Sequence[int]) -> Call:
+    """The same call of some heads only, numbered from 0, with one key head each."""
+    place = torch.tensor(at, device=call.query.device)
+    each = call.query.shape[1] // call.key.shape[1]
+    kept = {"query": call.query[:, place], "key": call.key[:, place // each], "value": call.value[:, place // each]}
+    return replace(call, **kept, score=of_heads(call.score, place, call.query.shape[1]))
+
+
+def of_heads(score: Mapping[str, Any], at: Tensor, heads: int) -> dict[str, Any]:
+    """Sinks and biases of some heads out of so many."""
+    chosen = dict(score)
+    for name, axis in (("sinks", 0), ("bias", 1)):
+        values: Tensor | None = chosen.get(name)
+        if values is not None and values.shape[axis] == heads:
+            chosen[name] = values.index_select(axis, at)
+    return chosen

@@ -288,7 +288,7 @@ def _seeing(
         return made[id(own), place][1]
 
     def attend(call: Call) -> Tensor:
-        seen = replace(call, mask=mask(call))
+        seen = replace(call, mask=call.mask.on(mask(call)))
         plain = all(call.score[name] is None for name in ("softcap", "sinks"))
         return sdpa_forward(seen) if plain else own_forward(seen)
 

@@ -30,7 +30,70 @@ _HARMLESS = frozenset(
 )
 
 
-class LazyMask:
+class Change:
+    """What is changed about a model's attention calls, whichever instrument computes them."""
+
+    def before(self, call: Call) -> Call:
+        """The call to compute instead."""
+        return call
+
+    def after(self, call: Call, out: Float[Tensor, "batch queries heads value_dim"]) -> Tensor:
+        """What the model gets instead of the call's output."""
+        return out
+
+
+#: By a model's first attention module, which it has in common with its decoder: the changes in force, the first one entered first; and how
+#: many blocks of `attending` it is in.
+_CHANGES: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
+_ATTENDED: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def changing(model: nn.Module, change: Change) -> Generator[None]:
+    """Inside the block every attention call of the model that an instrument computes is changed so."""
+    changes = _CHANGES.setdefault(_first(model), [])
+    changes.append(change)
+    try:
+        yield
+    finally:
+        changes.remove(change)
+
+
+def changed(model: nn.Module) -> bool:
+    """Whether changes are in force."""
+    return bool(_CHANGES.get(_first(model)))
+
+
+def attended(model: nn.Module) -> bool:
+    """Whether an instrument computes the model's attention."""
+    return bool(_ATTENDED.get(_first(model)))
+
+
+def _first(model: nn.Module) -> nn.Module:
+    return next(iter(attention_modules(model).values()))
+
+
+class OwnWay:
+    """What all masks offer. A mask that removes edges overrides it."""
+
+    #: Whether all heads see the same and attend by a plain softmax over what they see.
+    alike: bool = True
+
+    @property
+    def base(self) -> Any:
+        """The mask without the edges that were removed."""
+        return self
+
+    def on(self, other: Any) -> Any:
+        """The same edges removed from another mask."""
+        return other
+
+    def attended(self, call: Call) -> Tensor | None:
+        """Attention by this mask, where it knows a better way than a mask for each pair; else None."""
+        return None
+
+
+class LazyMask(OwnWay):
     """What a layer's queries can see, evaluated block by block.
 
     transformers hands the mask through the model to the attention call, as it does flex attention's `BlockMask`. A model that
@@ -91,6 +154,11 @@ class LazyMask:
     def rule(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Whether a query sees a key, from row, head and their two places; padding is not part of it."""
         return self._arguments.get("mask_function", causal_mask_function)
+
+    @property
+    def key_offset(self) -> int:
+        """The place of the first key; above 0 where a cache has dropped earlier ones."""
+        return int(self._arguments.get("kv_offset") or 0)
 
     def windowed(self, size: int) -> LazyMask:
         """The same with a sliding window that the model's mask does not know of; one for all layers that ask."""
@@ -164,7 +232,7 @@ class LazyMask:
         return func(*map(plain, args), **{name: plain(value) for name, value in (kwargs or {}).items()})
 
 
-class GivenMask:
+class GivenMask(OwnWay):
     """A mask the model built or changed itself, as a tensor."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -252,9 +320,11 @@ def attending(
     """
     # A module that serves several layers (HRM-Text) is called by them in order.
     numbers: dict[int, list[int]] = {}
-    for layer, module in attention_modules(model).items():
+    modules = attention_modules(model)
+    for layer, module in modules.items():
         numbers.setdefault(id(module), []).append(layer)
-    heads = _heads_of(model)
+    own = next(iter(modules.values()))
+    heads = heads_of(model)
     # A weak reference: a layer's queries take much of a forward's memory.
     before: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
 
@@ -298,7 +368,14 @@ def attending(
         score = {"scale": scale, "softcap": softcap, "sinks": s_aux, "bias": bias}
         given = {"scaling": scale, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, **others}
         known = {name: what for name, what in given.items() if what is not None}
-        return attend(Call(layer, module, query, key, value, mask, score, known, again)), None
+        call = Call(layer, module, query, key, value, mask, score, known, again)
+        changes = _CHANGES.get(own, ())
+        for change in changes:
+            call = change.before(call)
+        out = attend(call)
+        for change in changes:
+            out = change.after(call, out)
+        return out, None
 
     def mask(**arguments: Any) -> LazyMask:
         return LazyMask(arguments)
@@ -310,14 +387,16 @@ def attending(
         before.clear()
 
     begins = model.register_forward_pre_hook(begin)
+    _ATTENDED[own] = _ATTENDED.get(own, 0) + 1
     try:
         with own_attention(model, attention, mask):
             yield
     finally:
         begins.remove()
+        _ATTENDED[own] -= 1
 
 
-def _heads_of(model: nn.Module) -> int:
+def heads_of(model: nn.Module) -> int:
     """The number of heads by the model's config; 0 where it says none."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

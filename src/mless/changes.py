@@ -1,0 +1,163 @@
+"""Cuts and patches as values: which edges of attention are removed, and which part of a run takes another run's value.
+
+They name spans, layers and heads. Which tokens those are is known once a prompt is there, which layers once a model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
+
+from mless.errors import BadStudy
+from mless.registry import near
+
+SpanName = Literal["start", "system", "filler", "question", "end"]
+SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
+#: What stands after a prompt: a solution's tokens, or those that were generated.
+ANSWER = "answer"
+#: Spans that cuts and patches may name.
+NAMED_SPANS: tuple[str, ...] = (*SPAN_NAMES, ANSWER)
+
+#: Where the weight of cut edges goes: it is shared by what is left, or sent to the sink.
+To = Literal["rest", "sink"]
+#: What a patch may take from another run, by layer.
+Part = Literal["residual", "attention-output", "mlp-output", "mlp-activation", "keys-values"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Edges of attention that are removed: from each token of `queries` to each token of `keys`, never from a token to itself.
+
+    Both are names of spans: start, system, filler, question, end, answer; several as ``"question,end"``, all as ``"all"``. Layers and heads are
+    numbered from 1: ``"all"``, ``"1-4,7"``, ``"2-"`` (from the second on). `to` says where the weight goes: ``rest`` (the softmax is
+    renormalised over what is left) or ``sink`` (a learned sink, else the first token).
+    """
+
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    layers: str = "all"
+    heads: str | None = None
+    to: To = "rest"
+
+    def __init__(
+        self, queries: object, keys: object, layers: object = "all", heads: object = None, to: str = "rest"
+    ) -> None:
+        _set(self, "queries", _spans(queries, "a cut's queries"))
+        _set(self, "keys", _spans(keys, "a cut's keys"))
+        _set(self, "layers", _numbers(layers, "a cut's layers"))
+        _set(self, "heads", None if heads is None else _numbers(heads, "a cut's heads"))
+        if to not in get_args(To):
+            raise BadStudy(f"a cut's weight goes to one of {', '.join(get_args(To))}; got {to!r}")
+        _set(self, "to", to)
+
+    def words(self) -> str:
+        """``question → filler cut in layers 2-, heads 3``."""
+        heads = "" if self.heads is None else f", heads {self.heads}"
+        where = "in all layers" if self.layers == "all" else f"in layers {self.layers}"
+        sink = ", weight to the sink" if self.to == "sink" else ""
+        return f"{'+'.join(self.queries)} → {'+'.join(self.keys)} cut {where}{heads}{sink}"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A part of some layers that takes, at the tokens of the spans `at`, the value it had in another run.
+
+    Parts: ``residual`` (what a layer hands on), ``attention-output`` (the heads' outputs before the output projection; `heads` may be named),
+    ``mlp-output``, ``mlp-activation`` (what the non-linearity returns), ``keys-values``. `source` is the condition of the other run, in a study.
+    """
+
+    part: Part
+    layers: str = "all"
+    at: tuple[str, ...] = NAMED_SPANS
+    heads: str | None = None
+    source: str = ""
+
+    def __init__(
+        self, part: str, layers: object = "all", at: object = "all", heads: object = None, source: str = ""
+    ) -> None:
+        if part not in PARTS:
+            raise BadStudy(f"no part {part!r} to patch{near(part, PARTS)}; there are: {', '.join(PARTS)}")
+        _set(self, "part", part)
+        _set(self, "layers", _numbers(layers, "a patch's layers"))
+        _set(self, "at", _spans(at, "a patch's at"))
+        _set(self, "heads", None if heads is None else _numbers(heads, "a patch's heads"))
+        _set(self, "source", source)
+        if heads is not None and part != "attention-output":
+            raise BadStudy(
+                f"a patch of {part} has no heads: only attention-output is apart by head; leave heads out, or patch attention-output"
+            )
+        if "filler" in self.at and part != "keys-values" and self.at != NAMED_SPANS:
+            raise BadStudy(
+                f"a patch of {part} at the filler: filler is not in both prompts, so it has no value to take; only keys-values can be taken from it"
+            )
+
+    def words(self) -> str:
+        """``attention-output of mless in layers 1 at question``."""
+        heads = "" if self.heads is None else f", heads {self.heads}"
+        where = "in all layers" if self.layers == "all" else f"in layers {self.layers}"
+        taken = f" of {self.source}" if self.source else ""
+        at = "everywhere" if self.at == NAMED_SPANS else f"at {'+'.join(self.at)}"
+        return f"{self.part}{taken} put in {where}{heads} {at}"
+
+
+def cut_of(stored: Mapping[str, Any]) -> Cut:
+    """A cut as study.json or a study file has it."""
+    return Cut(**_known(stored, Cut, "a cut"))
+
+
+def patch_of(stored: Mapping[str, Any]) -> Patch:
+    """A patch as study.json has it, or a study file, which says `from`."""
+    given = {("source" if name == "from" else name): value for name, value in stored.items()}
+    return Patch(**_known(given, Patch, "a patch"))
+
+
+def _known(stored: Mapping[str, Any], kind: type, what: str) -> dict[str, Any]:
+    names = [one.name for one in fields(kind)]
+    shown = ["from" if name == "source" else name for name in names]
+    for name in stored:
+        if name not in names:
+            raise BadStudy(f"{what} takes no {name!r}{near(name, shown)}; it takes {', '.join(shown)}")
+    needed = ("queries", "keys") if kind is Cut else ("part",)
+    for name in needed:
+        if name not in stored:
+            raise BadStudy(f"{what} needs {name}; it takes {', '.join(shown)}")
+    return dict(stored)
+
+
+def _set(one: object, name: str, value: object) -> None:
+    object.__setattr__(one, name, value)
+
+
+def _spans(given: object, what: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        names = [name.strip() for name in given.replace("+", ",").split(",")]
+    elif isinstance(given, Sequence):
+        names = [str(name) for name in cast("Sequence[object]", given)]
+    else:
+        raise BadStudy(f"{what} are names of spans, as 'question,end'; got {given!r}")
+    if names == ["all"]:
+        return NAMED_SPANS
+    for name in names:
+        if name not in NAMED_SPANS:
+            raise BadStudy(
+                f"{what}: no span {name!r}{near(name, NAMED_SPANS)}; there are: {', '.join(NAMED_SPANS)}, and all"
+            )
+    if not names:
+        raise BadStudy(f"{what} name no span; there are: {', '.join(NAMED_SPANS)}, and all")
+    return tuple(name for name in NAMED_SPANS if name in names)
+
+
+def _numbers(given: object, what: str) -> str:
+    """Numbers as they are written, "1-4,7"; which ones they are depends on the model."""
+    if isinstance(given, str):
+        return given.strip()
+    several = cast("Iterable[object]", given) if isinstance(given, Iterable) else [given]
+    found = list(several)
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, int):
+            raise BadStudy(f"{what} are whole numbers from 1, or a text such as '1-4,7' or '2-'; got {one!r}")
+    if not found:
+        raise BadStudy(f"{what}: none is named; leave them out for all of them")
+    return ",".join(map(str, found))
