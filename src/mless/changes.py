@@ -88,10 +88,6 @@ class Patch:
             raise BadStudy(
                 f"a patch of {part} has no heads: only attention-output is apart by head; leave heads out, or patch attention-output"
             )
-        if "filler" in self.at and part != "keys-values" and self.at != NAMED_SPANS:
-            raise BadStudy(
-                f"a patch of {part} at the filler: filler is not in both prompts, so it has no value to take; only keys-values can be taken from it"
-            )
 
     def words(self) -> str:
         """``attention-output of mless in layers 1 at question``."""

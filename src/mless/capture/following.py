@@ -38,6 +38,10 @@ class Places:
     #: How many tokens are in the cache, and how many come with this forward.
     before: int
     tokens: int
+    #: The forward's token ids, where it brings ids.
+    ids: Tensor | None = None
+    #: How many tokens come before each one on its own way, where texts share a row.
+    depths: Sequence[Int64[np.ndarray, " _"]] | None = None
     _kept: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
 
     @property
@@ -79,14 +83,20 @@ class Follower:
         self._names = tuple(inspect.signature(self._decoder.forward).parameters)
         self._prompts: list[Prompt] = []
         self._lengths: Sequence[int] | None = None
+        self._depths: Sequence[Int64[np.ndarray, " _"]] | None = None
         self._current: Places | None = None
         self._count = 0
         self.rows(prompts)
         self._hooks = [self._decoder.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
 
-    def rows(self, prompts: Sequence[Prompt], lengths: Sequence[int] | None = None) -> None:
+    def rows(
+        self,
+        prompts: Sequence[Prompt],
+        lengths: Sequence[int] | None = None,
+        depths: Sequence[Int64[np.ndarray, " _"]] | None = None,
+    ) -> None:
         """The prompts of the forwards to come. `lengths`: how many tokens their rows have, each from place 0 on; nothing is then read from the
-        forward, and rows beyond the prompts only fill the batch.
+        forward, and rows beyond the prompts only fill the batch. `depths`: as in `Places`.
         """
         for prompt in prompts:
             if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -95,7 +105,7 @@ class Follower:
                 )
         if not prompts:
             raise BadPrompt("no prompt is given, so it is not known which tokens are which; give one for each row")
-        self._prompts, self._lengths = list(prompts), lengths
+        self._prompts, self._lengths, self._depths = list(prompts), lengths, depths
 
     @property
     def places(self) -> Places:
@@ -130,12 +140,14 @@ class Follower:
         if self._lengths is not None:
             more = rows - len(self._prompts)
             ends = [*self._lengths, *[1] * more]
-            self._current = Places([*self._prompts, *[None] * more], [0] * rows, ends, before, tokens)
+            prompts = [*self._prompts, *[None] * more]
+            self._current = Places(prompts, [0] * rows, ends, before, tokens, None, self._depths)
             return
         starts, ends = self._real(kwargs.get("attention_mask"), rows, before + tokens)
-        self._current = Places(self._of_rows(rows), starts, ends, before, tokens)
-        if isinstance(ids, Tensor):
-            self._check_tokens(ids)
+        known = ids if isinstance(ids, Tensor) else None
+        self._current = Places(self._of_rows(rows), starts, ends, before, tokens, known)
+        if known is not None:
+            self._check_tokens(known)
 
     def _real(self, mask: object, rows: int, total: int) -> tuple[list[int], list[int]]:
         """Where each row's tokens begin and end, by the forward's own mask."""

@@ -7,11 +7,13 @@ with several, or with one that other layers share is refused by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from mless.errors import BadStudy, UnsupportedArchitecture
+from mless.models.adapters import family_of
 
 #: What families call the module: act_fn, act, activation_fn, activation, activation_function, gelu_impl, intermediate_act_fn.
 _CALLED = re.compile(r"(act|act_fn|activation|activation_fn|activation_function|gelu_impl|ffn_act|intermediate_act_fn)")
@@ -70,9 +72,7 @@ def _attend(layers: nn.ModuleList) -> bool:
 def activation_points(model: nn.Module, layers: list[int] | tuple[int, ...]) -> list[ActivationPoint]:
     """The activation of each of the layers (numbered from 1); what cannot be placed is refused by name."""
     _, modules = decoder_of(model)
-    for layer in layers:
-        if not 1 <= layer <= len(modules):
-            raise BadStudy(f"no layer {layer}: layers 1 to {len(modules)} are there (numbered from 1)")
+    _check_there(layers, len(modules))
     points = [_point(type(model).__name__, layer, modules[layer - 1]) for layer in layers]
     for point in points:
         for other, block in enumerate(modules, start=1):
@@ -120,6 +120,41 @@ def _point(family: str, layer: int, block: nn.Module) -> ActivationPoint:
     path, act = found[0]
     owner = block.get_submodule(path.rpartition(".")[0])
     return ActivationPoint(layer, path, act, owner, _is_gated(owner))
+
+
+def _check_there(layers: Sequence[int], there: int) -> None:
+    for layer in layers:
+        if not 1 <= layer <= there:
+            raise BadStudy(f"no layer {layer}: layers 1 to {there} are there (numbered from 1)")
+
+
+#: What families call a layer's MLP, dense or a mixture of experts, among the layer's own parts.
+_MLP = re.compile(r"mlp|feed_?forward|ffn|ff|moe|block_sparse_moe")
+
+
+def mlp_modules(model: nn.Module, layers: Sequence[int]) -> dict[int, nn.Module]:
+    """The MLP of each of the layers (numbered from 1), whose output is added to the residual stream."""
+    found: dict[int, nn.Module] = {}
+    for layer, block in layer_modules(model, layers).items():
+        own = {name: part for name, part in block.named_children() if _MLP.fullmatch(name)}
+        if len(own) != 1:
+            what = f"several MLPs ({', '.join(own)})" if own else "no MLP as a part of its own"
+            raise UnsupportedArchitecture(
+                f"{type(model).__name__}: layer {layer} has {what}, so there is no single mlp-output; choose other layers or another part"
+            )
+        (found[layer],) = own.values()
+    return found
+
+
+def layer_modules(model: nn.Module, layers: Sequence[int]) -> dict[int, nn.Module]:
+    """The modules of the layers (numbered from 1), whose output is the residual stream."""
+    if family_of(getattr(getattr(model, "config", None), "model_type", "")).layers is not None:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__}: one module serves several layers, so what one of them hands on cannot be told apart; patch attention-output instead"
+        )
+    _, modules = decoder_of(model)
+    _check_there(layers, len(modules))
+    return {layer: modules[layer - 1] for layer in layers}
 
 
 def _is_gated(owner: nn.Module) -> bool:
