@@ -18,11 +18,14 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mless.capture import Attention, capturing, received
+    from mless.capture.patching import RecordedRun
+    from mless.changes import Cut, Patch
     from mless.engines import Decoding, Reply, Request
     from mless.engines.hf import HfEngine
     from mless.errors import MlessError
     from mless.explorer import show
     from mless.figures import draw
+    from mless.intervening import cut, patch, recording
     from mless.models import LoadedModel, load
     from mless.prompting import align
     from mless.redistribution import ArmHandle, arm, attach_arm, redistribute
@@ -39,6 +42,7 @@ _MODULE_OF = {
     "Attention": "mless.capture",
     "Comparison": "mless.results.comparing",
     "Condition": "mless.values",
+    "Cut": "mless.changes",
     "Decoding": "mless.engines",
     "FigureSpec": "mless.values",
     "HfEngine": "mless.engines.hf",
@@ -47,9 +51,11 @@ _MODULE_OF = {
     "MlessError": "mless.errors",
     "Outcome": "mless.study",
     "Panel": "mless.values",
+    "Patch": "mless.changes",
     "Prompt": "mless.values",
     "Reply": "mless.engines",
     "Request": "mless.engines",
+    "RecordedRun": "mless.capture.patching",
     "Share": "mless.study.direct",
     "Span": "mless.values",
     "StudySpec": "mless.study",
@@ -59,12 +65,15 @@ _MODULE_OF = {
     "attach_arm": "mless.redistribution",
     "capturing": "mless.capture",
     "compare": "mless.results.comparing",
+    "cut": "mless.intervening",
     "draw": "mless.figures",
     "items": "mless.study.direct",
     "load": "mless.models",
     "load_study": "mless.study",
+    "patch": "mless.intervening",
     "prompts": "mless.study.direct",
     "received": "mless.capture",
+    "recording": "mless.intervening",
     "redistribute": "mless.redistribution",
     "register": "mless.registry",
     "retained": "mless.study.direct",
@@ -80,6 +89,7 @@ __all__ = [
     "Attention",
     "Comparison",
     "Condition",
+    "Cut",
     "Decoding",
     "FigureSpec",
     "HfEngine",
@@ -88,7 +98,9 @@ __all__ = [
     "MlessError",
     "Outcome",
     "Panel",
+    "Patch",
     "Prompt",
+    "RecordedRun",
     "Reply",
     "Request",
     "Share",
@@ -100,12 +112,15 @@ __all__ = [
     "attach_arm",
     "capturing",
     "compare",
+    "cut",
     "draw",
     "items",
     "load",
     "load_study",
+    "patch",
     "prompts",
     "received",
+    "recording",
     "redistribute",
     "register",
     "retained",

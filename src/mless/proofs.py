@@ -80,7 +80,7 @@ def prove(
     _check_finite(model, before)
     restored = _check_restored(model, before, _hidden(model, tokens))
     forward = _check_forward(model, before, inside)
-    if not (causality := _gap(inside[:, :-1], changed[:, :-1])) <= _HIDDEN[model.dtype]:
+    if not (causality := state_gap(inside[:, :-1], changed[:, :-1])) <= _HIDDEN[model.dtype]:
         raise ProofFailed(
             f"{model.label}: a changed last token moved earlier hidden states (by {causality:.2g} of their size): the model looks ahead, so "
             "what a token received cannot be told; see docs/adding-a-model.md"
@@ -166,11 +166,11 @@ def prove_reading(model: LoadedModel, prompt: Prompt, layers: Sequence[int]) -> 
             inside = _hidden(model, tokens)
     after = _hidden(model, tokens)
     # Two forwards of a machine that does not repeat itself may differ in a last bit (`_check_restored`).
-    if (gap := _gap(before, inside)) > _RESTORED[model.dtype]:
+    if (gap := state_gap(before, inside)) > _RESTORED[model.dtype]:
         raise ProofFailed(
             f"{model.label}: its output changed while its activations were read (by {gap:.2g} of a token's size); they cannot be trusted"
         )
-    if _gap(before, after) > _RESTORED[model.dtype] or hooks() != attached:
+    if state_gap(before, after) > _RESTORED[model.dtype] or hooks() != attached:
         raise ProofFailed(f"{model.label}: the model is not as before once its activations were read")
     # Two ways to compute the same product may differ only by rounding in the model's dtype.
     if worst > 64 * torch.finfo(inside.dtype).eps:
@@ -261,7 +261,7 @@ def _other_last(model: LoadedModel, tokens: Tensor) -> Tensor:
     return changed
 
 
-def _gap(first: Tensor, second: Tensor) -> float:
+def state_gap(first: Tensor, second: Tensor) -> float:
     """The relative change of a token's hidden state, mean over tokens.
 
     Per token, because some hidden states are a hundred times larger and would hide the rest. The mean, because in a mixture of experts
@@ -283,7 +283,7 @@ def _check_finite(model: LoadedModel, hidden: Tensor) -> None:
 
 def _check_forward(model: LoadedModel, before: Tensor, inside: Tensor) -> float:
     allowed = _HIDDEN[model.dtype]
-    if not (gap := _gap(before, inside)) <= allowed:
+    if not (gap := state_gap(before, inside)) <= allowed:
         raise ProofFailed(
             f"{model.label}: the instrument changes the model's hidden states (by {gap:.2g} of a token's size, {allowed:g} allowed in "
             f"{model.dtype}); see docs/adding-a-model.md"
@@ -295,7 +295,7 @@ def _check_restored(model: LoadedModel, before: Tensor, after: Tensor) -> str:
     if torch.equal(before, after):
         return "same bits"
     # Seen once in some hundred runs on a busy CPU: a plain forward that does not repeat its own last bit.
-    if not (gap := _gap(before, after)) <= _RESTORED[model.dtype]:
+    if not (gap := state_gap(before, after)) <= _RESTORED[model.dtype]:
         raise ProofFailed(
             f"{model.label}: taking the instrument off did not give back the model's own outputs (they differ by {gap:.2g} of a token's "
             "size); please report this"

@@ -13,7 +13,7 @@ import torch
 
 from mless.capture import received
 from mless.capture.cutting import cut_attached
-from mless.capture.patching import Run, patch_attached, places_of, recorded
+from mless.capture.patching import RecordedRun, patch_attached, places_of, recorded
 from mless.changes import PARTS, Cut, Patch
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
@@ -50,7 +50,7 @@ def forward(model: LoadedModel, prompt: Prompt, answer: Sequence[int] = ANSWER) 
     return torch.cat([found.hidden_states[-1], found.logits], dim=-1)
 
 
-def run_of(model: LoadedModel, prompt: Prompt, *patches: Patch) -> tuple[Run, torch.Tensor]:
+def run_of(model: LoadedModel, prompt: Prompt, *patches: Patch) -> tuple[RecordedRun, torch.Tensor]:
     with recorded(model, places_of(model.model, patches), [prompt]) as recorder:
         found = forward(model, prompt)
     (run,) = recorder.runs()
@@ -319,7 +319,7 @@ OTHER = prompt_of(("start", 2), ("question", 6), seed=7)
 )
 def test_bad_patches_are_refused_before_anything_runs(patch: Any, target: Prompt, why: str) -> None:
     model = tiny("llama", head=True)
-    run = Run(WITH, None, len(WITH), {})
+    run = RecordedRun(WITH, None, len(WITH), {})
     with pytest.raises((BadStudy, BadPrompt), match=why), patch_attached(model, [patch()], [target], [run]):
         pass
 

@@ -6,6 +6,7 @@ The decoder's own arguments say it: rows may be padded on either side, and with 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,6 +71,22 @@ class Places:
         return self._kept[key]
 
 
+#: By a model's decoder: how many follow its forwards.
+_FOLLOWED: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+def decoder(model: nn.Module) -> nn.Module:
+    """The part of the model that is given token ids and runs the layers."""
+    own: Any = getattr(model, "get_decoder", None)
+    found: Any = own() if callable(own) else None
+    return decoder_of(model)[0] if found is None else found
+
+
+def followed(model: nn.Module) -> bool:
+    """Whether an instrument follows the model's forwards, so that only the prompts it knows may run."""
+    return bool(_FOLLOWED.get(decoder(model)))
+
+
 class Follower:
     """Follows the forwards of a model's decoder; `places` is about the one under way.
 
@@ -77,9 +94,7 @@ class Follower:
     """
 
     def __init__(self, model: nn.Module, prompts: Sequence[Prompt]) -> None:
-        own: Any = getattr(model, "get_decoder", None)
-        found: Any = own() if callable(own) else None
-        self._decoder: nn.Module = decoder_of(model)[0] if found is None else found
+        self._decoder = decoder(model)
         self._names = tuple(inspect.signature(self._decoder.forward).parameters)
         self._prompts: list[Prompt] = []
         self._lengths: Sequence[int] | None = None
@@ -88,6 +103,7 @@ class Follower:
         self._count = 0
         self.rows(prompts)
         self._hooks = [self._decoder.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)]
+        _FOLLOWED[self._decoder] = _FOLLOWED.get(self._decoder, 0) + 1
 
     def rows(
         self,
@@ -123,7 +139,8 @@ class Follower:
     def stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._current = None
+            _FOLLOWED[self._decoder] -= 1
+        self._hooks, self._current = [], None
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         kwargs = dict(zip(self._names, args, strict=False)) | dict(kwargs)

@@ -33,7 +33,7 @@ Place = tuple[Part, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """What one row of a forward computed: by part and layer, a value for each of its tokens. Of keys-values there are two."""
 
     prompt: Prompt
@@ -164,7 +164,7 @@ class _Watch(Change):
         by_part: dict[Part, list[int]] = {part: [] for part in PARTS}
         for part, layer in sorted(self._places, key=lambda one: one[1]):
             by_part[part].append(layer)
-        hooked = [
+        hooked: list[tuple[nn.Module, Place]] = [
             (module, (part, layer))
             for part, layers in by_part.items()
             if part not in _IN_ATTENTION and layers
@@ -215,7 +215,7 @@ class Recorder(_Watch):
         self._seen.clear()
         self._follower.rows(prompts, lengths, depths)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         """Every row's values. Forwards with a cache, one after another, are one run."""
         if not self._seen:
             raise BadStudy("nothing was recorded: run the model inside the block")
@@ -229,13 +229,13 @@ class Recorder(_Watch):
             if all(one is not None for one in known)
             else None
         )
-        found: list[Run] = []
+        found: list[RecordedRun] = []
         for row, (prompt, start, end) in enumerate(zip(last.prompts, last.starts, last.ends, strict=True)):
             if prompt is None:
                 continue
             own = {place: tuple(one[row, start:end].clone() for one in parts) for place, parts in values.items()}
             found.append(
-                Run(prompt, tuple(ids[row, start:end].tolist()) if ids is not None else None, end - start, own)
+                RecordedRun(prompt, tuple(ids[row, start:end].tolist()) if ids is not None else None, end - start, own)
             )
         return found
 
@@ -289,7 +289,7 @@ class PatchHandle(_Watch):
         model: nn.Module,
         patches: Sequence[Patch],
         prompts: Sequence[Prompt],
-        runs: Sequence[Run],
+        runs: Sequence[RecordedRun],
         *,
         answer: bool = True,
     ) -> None:
@@ -303,7 +303,7 @@ class PatchHandle(_Watch):
             heads = None if patch.heads is None else numbers_of(patch.heads, self._heads, "head")
             self._named[patch] = None if heads is None else tuple(one - 1 for one in heads)
         self._by_row: list[tuple[Patch, ...]] = []
-        self._runs: list[Run] = []
+        self._runs: list[RecordedRun] = []
         self._made: tuple[int, dict[Place, list[_Put]], dict[int, _Inserted]] | None = None
         self._check(prompts, runs, [tuple(patches)] * len(prompts))
         super().__init__(model, places_of(model, patches), prompts)
@@ -312,7 +312,7 @@ class PatchHandle(_Watch):
     def rows(
         self,
         prompts: Sequence[Prompt],
-        runs: Sequence[Run],
+        runs: Sequence[RecordedRun],
         patches: Sequence[Sequence[Patch]] | None = None,
         lengths: Sequence[int] | None = None,
         depths: Sequence[Int64[np.ndarray, " _"]] | None = None,
@@ -323,7 +323,7 @@ class PatchHandle(_Watch):
         self._by_row, self._runs, self._made = by_row, list(runs), None
         self._follower.rows(prompts, lengths, depths)
 
-    def _check(self, prompts: Sequence[Prompt], runs: Sequence[Run], by_row: Sequence[Sequence[Patch]]) -> None:
+    def _check(self, prompts: Sequence[Prompt], runs: Sequence[RecordedRun], by_row: Sequence[Sequence[Patch]]) -> None:
         if not len(prompts) == len(runs) == len(by_row):
             raise BadPrompt(
                 f"{len(prompts)} prompts are to take values from {len(runs)} runs; give one run for each prompt"
@@ -363,7 +363,7 @@ class PatchHandle(_Watch):
                         inserted.setdefault(layer, _Inserted(places)).add(row, run, values)
         return {place: list(_joined(some)) for place, some in puts.items()}, inserted
 
-    def _pairs(self, places: Places, row: int, run: Run, patch: Patch) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs(self, places: Places, row: int, run: RecordedRun, patch: Patch) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of this forward (numbered in it) and the run's tokens whose values they take."""
         prompt = places.prompts[row]
         assert prompt is not None
@@ -377,7 +377,7 @@ class PatchHandle(_Watch):
         here = (ours >= 0) & (ours < places.tokens) & (theirs < run.length)
         return ours[here], theirs[here]
 
-    def _check_answer(self, places: Places, row: int, run: Run, count: int) -> None:
+    def _check_answer(self, places: Places, row: int, run: RecordedRun, count: int) -> None:
         prompt = places.prompts[row]
         if places.ids is None or run.ids is None or places.before or prompt is None:
             return
@@ -451,9 +451,9 @@ class _Inserted:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._rows: dict[int, tuple[Run, list[int], tuple[Tensor, ...]]] = {}
+        self._rows: dict[int, tuple[RecordedRun, list[int], tuple[Tensor, ...]]] = {}
 
-    def add(self, row: int, run: Run, values: tuple[Tensor, ...]) -> None:
+    def add(self, row: int, run: RecordedRun, values: tuple[Tensor, ...]) -> None:
         filler = run.prompt.positions("filler")
         at = torch.tensor(filler, device=values[0].device)
         self._rows[row] = run, filler, tuple(one.index_select(0, at) for one in values)
@@ -561,7 +561,7 @@ def patch_attached(
     model: nn.Module | LoadedModel,
     patches: Sequence[Patch],
     prompts: Sequence[Prompt],
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     *,
     answer: bool = True,
 ) -> Generator[PatchHandle]:
