@@ -163,13 +163,16 @@ class _Checked(Change):
         return out
 
     def _check_output(self, call: Call, one: Edges, heads: list[int], out: Tensor) -> None:
-        matrix, _ = probabilities(call.query, call.key, visible=call.mask.base, **call.score)
-        labels, tokens = self._labels.to(matrix.device), matrix.shape[-1]
-        itself = torch.eye(tokens, dtype=torch.bool, device=matrix.device)
+        labels = self._labels.to(call.query.device)
+        itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         rest, sink = (
-            torch.from_numpy(table).to(matrix.device)[labels][:, labels] & ~itself for table in (one.rest, one.sink)
+            torch.from_numpy(table).to(labels.device)[labels][:, labels] & ~itself for table in (one.rest, one.sink)
         )
-        matrix = matrix.masked_fill(rest, 0.0) / (1 - (matrix * rest).sum(-1, keepdim=True))
+
+        def left(first: int, last: int, /) -> Tensor:
+            return call.mask.base(first, last) & ~rest[first:last]
+
+        matrix, _ = probabilities(call.query, call.key, visible=left, **call.score)
         if call.score["sinks"] is None:
             first = (matrix.masked_fill(sink, 0.0) > 0).byte().argmax(-1, keepdim=True)
             matrix = matrix.scatter_add(-1, first, (matrix * sink).sum(-1, keepdim=True))
@@ -258,7 +261,10 @@ def _states(model: nn.Module, probe: Prompt) -> Tensor:
     device = next(model.parameters()).device
     ids = torch.tensor([[*probe.token_ids, *probe.token_ids[-1:] * _OF_ANSWER]], device=device)
     with torch.inference_mode():
-        return decoder(model)(input_ids=ids, use_cache=False).last_hidden_state.clone()
+        out = decoder(model)(input_ids=ids, use_cache=False)
+    # Some models with pictures have a decoder with its head.
+    found: Tensor = out.last_hidden_state if hasattr(out, "last_hidden_state") else out.logits
+    return found.clone()
 
 
 def _within(model: nn.Module, first: Tensor, second: Tensor, what: str) -> float:

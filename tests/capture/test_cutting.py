@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mless.capture import capturing, received
+from mless.capture import capturing, cutting, received
 from mless.capture.cutting import cut_attached, runs_of
 from mless.changes import NAMED_SPANS, Cut
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
@@ -293,3 +294,41 @@ def test_runs_hold_just_the_edges_that_are_left() -> None:
                 seen[at, run.first : at + 1] = True
         wanted = np.tril(~table[labels][:, labels]) | np.eye(len(labels), dtype=bool)
         assert np.array_equal(seen, wanted)
+
+
+def by_sequences(q: Any, k: Any, v: Any, plan: Any, scale: float) -> torch.Tensor:
+    """What torch's flash attention does on a GPU: each sequence by itself, its queries the last of its keys."""
+    out = torch.empty_like(q)
+    keys, values = k[plan.keys], v[plan.keys]
+    ends = list(zip(plan.to_queries.tolist(), plan.to_keys.tolist(), strict=True))
+    for (a, c), (b, d) in pairwise(ends):
+        each = q.shape[1] // k.shape[1]
+        one, two, three = (
+            q[a:b].transpose(0, 1),
+            *(x[c:d].transpose(0, 1).repeat_interleave(each, 0) for x in (keys, values)),
+        )
+        seen = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - b + a)
+        weights = (one @ two.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1)
+        out[a:b] = (weights @ three).transpose(0, 1)
+    return out
+
+
+def test_one_call_for_all_runs_as_a_gpu_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sequences that a GPU is given hold just the edges that are left, in every row of a batch."""
+    model = tiny("qwen2", head=True)
+    other = prompt_of(("start", 1), ("filler", 3), ("question", 4), seed=2, item="2")
+    rows = [[*PROMPT.token_ids, *ANSWER], [*other.token_ids, *ANSWER, *[0] * 12]]
+    ids = torch.tensor(rows)
+    mask = torch.ones_like(ids)
+    mask[1, 13:] = 0
+    cuts = [Cut("question,answer", "filler"), Cut("answer", "question", layers="2")]
+
+    def by_flash(call: Any, runs: Any) -> torch.Tensor:
+        return cutting._by_flash(call, cutting._gathered(runs, call.query.shape[2], call.query.device))
+
+    with cut_attached(model, cuts, [PROMPT, other]):
+        wanted = logits(model, ids, attention_mask=mask)
+        monkeypatch.setattr(cutting, "_flash", by_sequences)
+        monkeypatch.setattr(cutting, "_by_parts", by_flash)
+        found = logits(model, ids, attention_mask=mask)
+    close(found[mask.bool()], wanted[mask.bool()])

@@ -7,6 +7,7 @@ the edges are removed from the layer's own mask.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -314,7 +315,7 @@ def serves(call: Call, base: Mask) -> bool:
         return False
     if q.is_cuda:
         fits = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST
-        if not fits or torch.cuda.get_device_capability(q.device) < (8, 0):
+        if not fits or not _flash_agrees(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[-1]):
             return False
     elif q.device.type != "cpu" or q.dtype != torch.float32 or q.shape[-1] % 8:
         return False
@@ -370,11 +371,51 @@ def _by_flash(call: Call, plan: _Gathered) -> Float[Tensor, "batch queries heads
     """On a GPU: every run is a sequence of its own in one call, its queries the last of its keys."""
     rows, heads, tokens, dim = call.query.shape
     q, k, v = (one.transpose(1, 2).reshape(rows * tokens, -1, dim) for one in (call.query, call.key, call.value))
-    out = torch.ops.aten._flash_attention_forward(
-        q, k.index_select(0, plan.keys), v.index_select(0, plan.keys), plan.to_queries, plan.to_keys, plan.most_queries, plan.most_keys,
-        0.0, True, False, scale=call.score["scale"],
-    )[0]  # fmt: skip
-    return out.reshape(rows, tokens, heads, dim)
+    return _flash(q, k, v, plan, call.score["scale"]).reshape(rows, tokens, heads, dim)
+
+
+def _flash(
+    q: Float[Tensor, "tokens heads dim"],
+    k: Float[Tensor, "tokens kv_heads dim"],
+    v: Float[Tensor, "tokens kv_heads dim"],
+    plan: _Gathered,
+    scale: float,
+) -> Float[Tensor, "tokens heads dim"]:
+    keys, values = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
+    lengths = plan.to_queries, plan.to_keys, plan.most_queries, plan.most_keys
+    return torch.ops.aten._flash_attention_forward(q, keys, values, *lengths, 0.0, True, False, scale=scale)[0]
+
+
+@functools.cache
+def _flash_agrees(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> bool:
+    """Whether torch's flash attention of several sequences is what runs mean, on random numbers; a mask for each pair is used where it is not."""
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    tokens = 200
+    generator = torch.Generator(device).manual_seed(7)
+    q, k, v = (
+        torch.randn(2 * tokens, count, dim, generator=generator, device=device).to(dtype)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    runs = [
+        [Run(0, 70, np.arange(0)), Run(70, 199, np.arange(3, 41)), Run(199, 200, np.arange(0, 150))],
+        [Run(0, 1, np.arange(0)), Run(1, 200, np.arange(0))],
+    ]
+    seen = torch.zeros(2, 1, tokens, tokens, dtype=torch.bool)
+    for row, of_row in enumerate(runs):
+        for run in of_row:
+            seen[row, 0, run.first : run.last, run.first : run.last] = True
+            seen[row, 0, run.first : run.last, torch.from_numpy(run.kept)] = True
+    seen = seen.tril().to(device)
+    try:
+        ours = _flash(q, k, v, _gathered(runs, tokens, device), dim**-0.5)
+    except RuntimeError:
+        return False
+    by_row = [one.unflatten(0, (2, tokens)).transpose(1, 2).float() for one in (q, k, v)]
+    by_row[1:] = [one.repeat_interleave(heads // kv_heads, 1) for one in by_row[1:]]
+    weights = (by_row[0] @ by_row[1].mT * dim**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
+    wanted = (weights @ by_row[2]).transpose(1, 2).flatten(0, 1)
+    return float((ours.float() - wanted).norm() / wanted.norm()) < 1e-2
 
 
 # ---- in a model ------------------------------------------------------------------------------------------------------------

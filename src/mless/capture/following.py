@@ -79,7 +79,9 @@ def decoder(model: nn.Module) -> nn.Module:
     """The part of the model that is given token ids and runs the layers."""
     own: Any = getattr(model, "get_decoder", None)
     found: Any = own() if callable(own) else None
-    return decoder_of(model)[0] if found is None else found
+    # ModernBERT calls its last matrix the decoder.
+    takes_ids = isinstance(found, nn.Module) and "input_ids" in inspect.signature(found.forward).parameters
+    return found if takes_ids else decoder_of(model)[0]
 
 
 def followed(model: nn.Module) -> bool:
