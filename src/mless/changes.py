@@ -18,6 +18,11 @@ SPAN_NAMES: tuple[SpanName, ...] = get_args(SpanName)
 ANSWER = "answer"
 #: Spans that cuts and patches may name.
 NAMED_SPANS: tuple[str, ...] = (*SPAN_NAMES, ANSWER)
+#: Names of several spans. Of these a prompt need not have each, as of a span that is named itself.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "original": tuple(name for name in SPAN_NAMES if name != "filler"),
+    "all": NAMED_SPANS,
+}
 
 #: Where the weight of cut edges goes: it is shared by what is left, or sent to the sink.
 To = Literal["rest", "sink"]
@@ -30,9 +35,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class Cut:
     """Edges of attention that are removed: from each token of `queries` to each token of `keys`, never from a token to itself.
 
-    Both are names of spans: start, system, filler, question, end, answer; several as ``"question,end"``, all as ``"all"``. Layers and heads are
-    numbered from 1: ``"all"``, ``"1-4,7"``, ``"2-"`` (from the second on). `to` says where the weight goes: ``rest`` (the softmax is
-    renormalised over what is left) or ``sink`` (a learned sink, else the first token).
+    Both are names of spans: start, system, filler, question, end, answer; several as ``"question,end"``; ``"original"`` is all of the prompt but
+    the filler, ``"all"`` everything. Layers and heads are numbered from 1: ``"all"``, ``"1-4,7"``, ``"2-"`` (from the second on). `to` says
+    where the weight goes: ``rest`` (the softmax is renormalised over what is left) or ``sink`` (a learned sink, else the first token).
     """
 
     queries: tuple[str, ...]
@@ -70,7 +75,7 @@ class Patch:
 
     part: Part
     layers: str = "all"
-    at: tuple[str, ...] = NAMED_SPANS
+    at: tuple[str, ...] = ("all",)
     heads: str | None = None
     source: str = ""
 
@@ -94,8 +99,8 @@ class Patch:
         heads = "" if self.heads is None else f", heads {self.heads}"
         where = "in all layers" if self.layers == "all" else f"in layers {self.layers}"
         taken = f" of {self.source}" if self.source else ""
-        at = "everywhere" if self.at == NAMED_SPANS else f"at {'+'.join(self.at)}"
-        return f"{self.part}{taken} put in {where}{heads} {at}"
+        at = "everywhere" if self.at == ("all",) else f"at {'+'.join(self.at)}"
+        return f"{self.part}{taken} {where}{heads} {at}"
 
 
 def cut_of(stored: Mapping[str, Any]) -> Cut:
@@ -122,6 +127,12 @@ def _known(stored: Mapping[str, Any], kind: type, what: str) -> dict[str, Any]:
     return dict(stored)
 
 
+def spans_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The spans that names stand for, in order."""
+    found = {span for name in names for span in GROUPS.get(name, (name,))}
+    return tuple(name for name in NAMED_SPANS if name in found)
+
+
 def _set(one: object, name: str, value: object) -> None:
     object.__setattr__(one, name, value)
 
@@ -133,16 +144,13 @@ def _spans(given: object, what: str) -> tuple[str, ...]:
         names = [str(name) for name in cast("Sequence[object]", given)]
     else:
         raise BadStudy(f"{what} are names of spans, as 'question,end'; got {given!r}")
-    if names == ["all"]:
-        return NAMED_SPANS
+    known = (*NAMED_SPANS, *GROUPS)
     for name in names:
-        if name not in NAMED_SPANS:
-            raise BadStudy(
-                f"{what}: no span {name!r}{near(name, NAMED_SPANS)}; there are: {', '.join(NAMED_SPANS)}, and all"
-            )
+        if name not in known:
+            raise BadStudy(f"{what}: no span {name!r}{near(name, known)}; there are: {', '.join(known)}")
     if not names:
-        raise BadStudy(f"{what} name no span; there are: {', '.join(NAMED_SPANS)}, and all")
-    return tuple(name for name in NAMED_SPANS if name in names)
+        raise BadStudy(f"{what} name no span; there are: {', '.join(known)}")
+    return tuple(name for name in known if name in names)
 
 
 def _numbers(given: object, what: str) -> str:

@@ -6,11 +6,11 @@ import importlib
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
 
 from mless import arm_rules
-from mless.changes import SPAN_NAMES, SpanName
+from mless.changes import SPAN_NAMES, Cut, Patch, SpanName, cut_of, patch_of
 from mless.conditions import CONDITION_KINDS, Kind
 from mless.errors import BadPrompt, BadStudy
 from mless.gates import shown
@@ -230,6 +230,9 @@ class Condition:
     seed: int | None = None
     #: What one filler is to the tokenizer; known once prompts are written.
     filler_ids: tuple[int, ...] | None = None
+    #: Edges of attention that are removed, and parts of layers that take their value from another condition's run.
+    cut: tuple[Cut, ...] = ()
+    patch: tuple[Patch, ...] = ()
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -252,6 +255,18 @@ class Condition:
             raise BadStudy(
                 f"condition {self.name!r} is none once more (again = true), so it takes no ARM; leave one of them out"
             )
+        if self.again and (self.cut or self.patch):
+            raise BadStudy(
+                f"condition {self.name!r} is none once more (again = true), so it takes no cut and no patch; leave them out"
+            )
+        sources = {one.source for one in self.patch}
+        if "" in sources or len(sources) > 1:
+            raise BadStudy(
+                f"condition {self.name!r}: all its patches take their values from one other condition, named with from, as "
+                f'{{ from = "mless", part = "mlp-output" }}; got {", ".join(repr(one) for one in sorted(sources))}'
+            )
+        if self.name in sources:
+            raise BadStudy(f"condition {self.name!r} takes values from itself; name another condition")
         if self.samples is not None and self.samples < 1:
             raise BadStudy(f"condition {self.name!r}: samples must be at least 1, got {self.samples}")
 
@@ -279,7 +294,14 @@ def condition_of(name: str, stored: Mapping[str, Any]) -> Condition:
     kept["name"] = name
     kept["arm"] = arm_of(stored["arm"]) if stored.get("arm") else None
     kept["filler_ids"] = tuple(stored["filler_ids"]) if stored.get("filler_ids") else None
+    kept["cut"] = tuple(cut_of(one) for one in stored.get("cut") or ())
+    kept["patch"] = tuple(patch_of(one) for one in stored.get("patch") or ())
     return Condition(**kept)
+
+
+def stored_condition(condition: Condition) -> dict[str, Any]:
+    """The condition as study.json has it; without cuts and patches where there are none, as before there were any."""
+    return {key: value for key, value in asdict(condition).items() if key not in ("cut", "patch") or value}
 
 
 def condition_words(condition: Condition) -> str:
@@ -289,6 +311,7 @@ def condition_words(condition: Condition) -> str:
         parts.append(arm_words(condition.arm))
     if condition.hidden:
         parts.append("hidden from the other tokens")
+    parts += [one.words() for one in (*condition.cut, *condition.patch)]
     if condition.system is not None:
         parts.append("another system text")
     if condition.question is not None:

@@ -27,6 +27,7 @@ CUTS = {
     "answer-filler": [Cut("answer", "filler")],
     "late layers": [Cut("question,end,answer", "filler", layers="2-")],
     "one head": [Cut("all", "filler", heads=2), Cut("answer", "question", layers=1, heads="3-")],
+    "group": [Cut("original,answer", "filler")],
     "one span": [Cut("question", "question"), Cut("filler", "filler", layers="1,3")],
     "sink": [Cut("question,end,answer", "filler", to="sink"), Cut("answer", "system", layers=2)],
     "sink of heads": [Cut("question", "filler", heads="1,4", to="sink")],
@@ -36,6 +37,11 @@ CUTS = {
 def labels_of(prompt: Prompt, count: int) -> list[str]:
     names = [span.name for span in prompt.spans for _ in range(len(span))]
     return [*names, *["answer"] * (count - len(names))]
+
+
+def spans(names: Sequence[str]) -> list[str]:
+    groups = {"all": list(NAMED_SPANS), "original": ["start", "system", "question", "end"]}
+    return [one for name in names for one in groups.get(name, [name])]
 
 
 def numbers(text: str | None, highest: int) -> set[int]:
@@ -64,7 +70,11 @@ def without(
                 query = at + keys - queries
                 gone = {"rest": [], "sink": []}
                 for key in range(query):
-                    ways = {one.to for one in own if labels[row][query] in one.queries and labels[row][key] in one.keys}
+                    ways = {
+                        one.to
+                        for one in own
+                        if labels[row][query] in spans(one.queries) and labels[row][key] in spans(one.keys)
+                    }
                     if ways:
                         gone["rest" if "rest" in ways else "sink"].append(key)
                 weights = matrix[row, head, at]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mless.capture.following import PADDING, Follower, Places
 from mless.capture.forwards import attention_of, by_heads, weighed
 from mless.capture.seam import Call, Change, GivenMask, LazyMask, Mask, attended, attending, changing, heads_of
-from mless.changes import NAMED_SPANS, Cut
+from mless.changes import GROUPS, NAMED_SPANS, Cut, spans_of
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
 from mless.models.seams import among, attention_layers
@@ -80,7 +80,7 @@ def edges_of(cuts: Sequence[Cut], model: nn.Module, heads: int) -> dict[int, lis
 def _joined(cuts: Sequence[Cut], heads: tuple[int, ...] | None) -> Edges:
     tables: dict[str, Table] = {"rest": no_edges(), "sink": no_edges()}
     for cut in cuts:
-        at = np.ix_(*([NAMED_SPANS.index(name) for name in names] for names in (cut.queries, cut.keys)))
+        at = np.ix_(*([NAMED_SPANS.index(name) for name in spans_of(names)] for names in (cut.queries, cut.keys)))
         tables[cut.to][at] = True
     # An edge that is cut both ways is gone before its weight could go anywhere.
     return Edges(heads, tables["rest"], tables["sink"] & ~tables["rest"])
@@ -95,15 +95,13 @@ def check_cuts(cuts: Sequence[Cut], prompt: Prompt, *, answer: bool = True) -> N
     there = {*(span.name for span in prompt.spans), *(["answer"] if answer else [])}
     for cut in cuts:
         for what, names in (("queries", cut.queries), ("keys", cut.keys)):
-            if names == NAMED_SPANS:
-                continue
             for name in names:
-                if name not in there:
+                if name not in there and name not in GROUPS:
                     raise BadPrompt(
                         f"{where}: the cut names {what} = {name!r}, but the prompt has no such span; it has: "
                         f"{', '.join(one for one in NAMED_SPANS if one in there)}"
                     )
-        if cut.to == "sink" and prompt.spans[0].name in cut.keys:
+        if cut.to == "sink" and prompt.spans[0].name in spans_of(cut.keys):
             raise BadPrompt(
                 f"{where}: the cut sends the weight of {prompt.spans[0].name!r} to the sink, but the first token, which takes it where there is no learned "
                 'sink, is cut too; use to = "rest"'
@@ -132,6 +130,7 @@ class EdgeMask(GivenMask):
         self._under, self._edges, self._places, self._offset = base, edges, places, offset
         self._whole: Tensor | None = None
         self._tables: dict[torch.device, Tensor] = {}
+        self._others: dict[int, tuple[Mask, EdgeMask]] = {}
         self.plain_causal = self.causal_for_real = False
 
     @property
@@ -141,14 +140,14 @@ class EdgeMask(GivenMask):
 
     @property
     def base(self) -> Mask:
-        return self._under
+        return self._under.base
 
     def on(self, other: Mask) -> EdgeMask:
         # One for all layers with the same two masks.
-        kept: dict[int, tuple[Mask, EdgeMask]] = self.__dict__.setdefault("_others", {})
-        if id(other) not in kept:
-            kept[id(other)] = other, EdgeMask(other, self._edges, self._places, self._offset)
-        return kept[id(other)][1]
+        if id(other) not in self._others:
+            made = EdgeMask(self._under.on(other), self._edges, self._places, self._offset)
+            self._others[id(other)] = other, made
+        return self._others[id(other)][1]
 
     def windowed(self, size: int) -> EdgeMask:
         return EdgeMask(self._under.windowed(size), self._edges, self._places, self._offset)
@@ -205,13 +204,13 @@ class CutMask(GivenMask):
 
     @property
     def base(self) -> Mask:
-        return self._under
+        return self._under.base
 
     def on(self, other: Mask) -> CutMask:
-        return CutMask(other, self._groups, self._places, self._offset)
+        return CutMask(self._under.on(other), self._groups, self._places, self._offset)
 
     def windowed(self, size: int) -> CutMask:
-        return self.on(self._under.windowed(size))
+        return CutMask(self._under.windowed(size), self._groups, self._places, self._offset)
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "batch heads rows keys"]:
         seen = self._under(first, last)

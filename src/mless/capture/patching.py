@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from mless.capture.following import Follower, Places
 from mless.capture.forwards import attention_of
+from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, Change, GivenMask, LazyMask, Mask, attended, attending, changing, heads_of
-from mless.changes import ANSWER, NAMED_SPANS, PARTS, Part, Patch
+from mless.changes import ANSWER, GROUPS, NAMED_SPANS, PARTS, Part, Patch, spans_of
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points, layer_modules, mlp_modules
@@ -78,7 +79,7 @@ def aligned(prompt: Prompt, other: Prompt, at: Sequence[str]) -> Int64[np.ndarra
 def inserts(patch: Patch, prompt: Prompt, other: Prompt) -> bool:
     """Whether the patch puts the other prompt's filler, as keys and values, into a prompt without it."""
     has, lacks = (any(span.name == "filler" for span in one.spans) for one in (other, prompt))
-    return patch.part == "keys-values" and "filler" in patch.at and has and not lacks
+    return patch.part == "keys-values" and "filler" in spans_of(patch.at) and has and not lacks
 
 
 def check_patch(patch: Patch, prompt: Prompt, other: Prompt, *, answer: bool = True) -> None:
@@ -86,8 +87,8 @@ def check_patch(patch: Patch, prompt: Prompt, other: Prompt, *, answer: bool = T
     where = f"item {prompt.item!r}, condition {prompt.condition!r}"
     ours, theirs = aligned(prompt, other, NAMED_SPANS)
     there = {*(NAMED_SPANS[prompt.span_ids[at]] for at in ours), *([ANSWER] if answer else [])}
-    for name in () if patch.at == NAMED_SPANS else patch.at:
-        if name in there or (name == "filler" and inserts(patch, prompt, other)):
+    for name in patch.at:
+        if name in there or name in GROUPS or (name == "filler" and inserts(patch, prompt, other)):
             continue
         if name == "filler":
             raise BadPrompt(
@@ -367,8 +368,8 @@ class PatchHandle(_Watch):
         """Tokens of this forward (numbered in it) and the run's tokens whose values they take."""
         prompt = places.prompts[row]
         assert prompt is not None
-        ours, theirs = aligned(prompt, run.prompt, patch.at)
-        if ANSWER in patch.at:
+        ours, theirs = aligned(prompt, run.prompt, spans_of(patch.at))
+        if ANSWER in spans_of(patch.at):
             after = min(places.ends[row] - places.starts[row] - len(prompt), run.length - len(run.prompt))
             more = np.arange(max(0, after))
             self._check_answer(places, row, run, len(more))
@@ -570,6 +571,21 @@ def patch_attached(
     handle = PatchHandle(whole, patches, prompts, runs, answer=answer)
     with _entered(whole, handle):
         yield handle
+
+
+def record_prompts(model: LoadedModel, places: Iterable[Place], prompts: Sequence[Prompt]) -> list[RecordedRun]:
+    """One forward of the prompts, padded on the right; what the named parts compute in it."""
+    check_reach(model, prompts)
+    longest = max(map(len, prompts))
+    positions = own_positions(model, prompts, longest)
+    ids, real = torch.zeros(2, len(prompts), longest, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)], real[row, : len(prompt)] = torch.tensor(prompt.token_ids), 1
+    moved = {} if positions is None else {"position_ids": positions.to(model.device)}
+    with recorded(model, places, prompts) as recorder, torch.inference_mode():
+        recorder.rows(prompts, [len(prompt) for prompt in prompts])
+        model.model(input_ids=ids.to(model.device), attention_mask=real.to(model.device), use_cache=False, **moved)
+        return recorder.runs()
 
 
 def places_of(model: nn.Module, patches: Iterable[Patch]) -> list[Place]:

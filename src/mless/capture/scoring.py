@@ -100,6 +100,11 @@ class Scorer:
             states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell)
             return self._read(rows, states, against)
 
+    def forward(self, rows: Sequence[Branches], *, count: int | None = None, length: int | None = None) -> None:
+        """The same forward without a head, for what others read in it."""
+        with torch.inference_mode():
+            self._states(rows, count or len(rows), length or max(map(len, rows)), None)
+
     # ---- from tokens to states
 
     def _states(

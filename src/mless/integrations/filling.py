@@ -6,7 +6,7 @@ import functools
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mless import tasks
@@ -16,7 +16,7 @@ from mless.results.folder import FORMAT
 from mless.study.conditions import conditions_of
 from mless.study.loading import validated
 from mless.study.spec import ArmTable
-from mless.values import Condition, parse_numbers
+from mless.values import Condition, parse_numbers, stored_condition
 
 #: Model arguments that say what is done to the prompt; those of ARM are the fields of [arm] with this in front.
 PROMPT_OPTIONS = ("condition", "filler", "meaningful", "length", "placement")
@@ -75,7 +75,7 @@ def take_condition(options: dict[str, Any], who: str) -> Condition:
 
 def recorded(condition: Condition) -> dict[str, Any]:
     """A condition for another program's log, with the format number that says what its words mean."""
-    return asdict(condition) | {"format": FORMAT}
+    return stored_condition(condition) | {"format": FORMAT}
 
 
 # ---- where the texts lie ---------------------------------------------------------------------------------------------

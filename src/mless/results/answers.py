@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -200,8 +201,19 @@ class StoredAnswers(StoredStudy):
         for name in self.conditions if among is None else among:
             about = self.conditions[name]
             if about.get("kind") != "none" and about.get("length") and about.get("samples") is None:
-                alike = ("kind", "filler", "placement", "hidden", "system", "question", "temperature", "seed")
-                lines.setdefault(tuple(about.get(part) for part in alike), {})[int(about["length"])] = name
+                alike = (
+                    "kind",
+                    "filler",
+                    "placement",
+                    "hidden",
+                    "system",
+                    "question",
+                    "temperature",
+                    "seed",
+                    "cut",
+                    "patch",
+                )
+                lines.setdefault(tuple(json.dumps(about.get(part)) for part in alike), {})[int(about["length"])] = name
         return [dict(sorted(line.items())) for line in lines.values() if len(line) > 1]
 
     def scores(self, condition: str) -> dict[str, float]:

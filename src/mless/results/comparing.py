@@ -27,7 +27,8 @@ from mless.values import Shown
 
 #: Of a stored condition, what has to agree. ARM's parameters are chosen for each model; ids of a filler belong to a tokenizer.
 _OF_CONDITION = (
-    "kind", "filler", "length", "placement", "hidden", "system", "question", "samples", "temperature", "seed",
+    "kind", "filler", "length", "placement", "hidden", "system", "question", "samples", "temperature", "seed", "cut",
+    "patch",
 )  # fmt: skip
 _CHECKSUMS = ("questions or answers", "reference solutions or options")
 _ONE_STUDY = "compare folders of one study, run for each model: mless run STUDY --model …"

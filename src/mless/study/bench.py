@@ -232,11 +232,18 @@ class Measurement:
     pairs_tokens: ClassVar[bool] = True
     takes_arm: ClassVar[bool] = True
     why_no_arm: ClassVar[str] = ""  # follows the refusal, as in ": both prompts run in one forward"
+    #: Whether conditions may cut attention, or take parts of layers from another condition's run. `reads_answers`: tokens follow the prompts.
+    takes_cuts: ClassVar[bool] = False
+    takes_patches: ClassVar[bool] = False
+    why_no_changes: ClassVar[str] = ""
+    reads_answers: ClassVar[bool] = False
     #: Whether `measure` runs the loaded model itself; ARM is then attached around it.
     runs_model: ClassVar[bool] = True
     #: Whether the language-model head is read too, and whether `measure` attaches ARM by itself, because only some of its forwards take it.
     reads_head: ClassVar[bool] = False
     attaches_arm: ClassVar[bool] = False
+    #: Whether it attaches cuts and patches by itself. Else `measure` runs one forward of the group's prompts, in order, and they are around it.
+    attaches_changes: ClassVar[bool] = False
     #: Fields that say how stored numbers are judged. They can be changed without a model.
     judged_by: ClassVar[tuple[str, ...]] = ("margins", "flips")
     #: For a measurement without a page of its own: kinds of figures that its page shows, and tables that its summary holds.

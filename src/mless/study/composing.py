@@ -75,6 +75,7 @@ def named_fillers(spec: StudySpec, names: Sequence[str], what: str) -> list[Cond
         if not one.inserts:
             raise BadStudy(f"{what}: condition {one.name!r} inserts nothing; name fillers, as mless, mful or random")
         more = {"ARM": one.arm, "hidden filler": one.hidden, "a system text of its own": one.system}
+        more |= {"a cut": one.cut, "a patch": one.patch}
         more |= {
             "a question of its own": one.question,
             "several samples": one.samples,

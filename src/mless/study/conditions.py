@@ -53,8 +53,27 @@ def conditions_of(spec: StudySpec) -> list[Condition]:
         names.append("none-again")
     names.sort(key=lambda name: {"none": 0, "none-again": 1}.get(name, 2))
     found = [condition_named(spec, name) for name in names]
+    _check_sources(found)
     _check_primary(spec, found)
     return found
+
+
+def _check_sources(conditions: Sequence[Condition]) -> None:
+    """Patches take their values from conditions of the same study that are not patched themselves."""
+    there = {one.name: one for one in conditions}
+    for condition in conditions:
+        for patch in condition.patch[:1]:
+            source = there.get(patch.source)
+            if source is None:
+                raise BadStudy(
+                    f"condition {condition.name!r} takes values from {patch.source!r}, which is no condition of this study"
+                    f"{near(patch.source, there)}; add it to --conditions"
+                )
+            if source.patch or source.arm is not None:
+                has = "patched itself" if source.patch else "run with ARM"
+                raise BadStudy(
+                    f"condition {condition.name!r} takes values from {patch.source!r}, which is {has}; take them from one that is not"
+                )
 
 
 def _check_primary(spec: StudySpec, conditions: Sequence[Condition]) -> None:
@@ -93,12 +112,15 @@ def condition_named(spec: StudySpec, name: str) -> Condition:
             f"no condition {name!r}{near(name, known)}; there are: {', '.join(known)}, and those a study declares under [condition.NAME]"
         )
     check_name(name)
-    plain = table.filler is None and (table.system or table.question or table.samples or table.arm)
+    changed = table.cut or table.patch
+    plain = table.filler is None and (table.system or table.question or table.samples or table.arm or changed)
     kind = table.kind or ("none" if plain else "repeat")
     own: dict[str, Any] = {
         key: getattr(table, key) for key in ("hidden", "system", "question", "samples", "temperature", "again", "seed")
     }
     own["arm"] = table.arm.settings(spec.arm) if table.arm is not None else None
+    own["cut"] = tuple(one.value() for one in table.cut)
+    own["patch"] = tuple(one.value() for one in table.patch)
     if kind == "none":
         return Condition(name, "none", table.filler, table.length or 0, **own)
     length = table.length if table.length is not None else spec.length

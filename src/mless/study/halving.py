@@ -10,6 +10,7 @@ from typing import Any
 from mless.errors import BadAttention, BadPlugin, is_out_of_memory
 from mless.results.storing import Tables
 from mless.study.bench import Bench, Group, Measurement, Unit
+from mless.study.changing import changed
 
 
 def measured(
@@ -18,7 +19,7 @@ def measured(
     """A group's units. Where its prompts do not fit into memory together, each half of it runs by itself, and `halved` is told."""
     left = {unit.key: unit for unit in group.units}
     try:
-        with with_arm(measurement, bench, group):
+        with with_arm(measurement, bench, group), with_changes(measurement, bench, group):
             found = measurement.measure(bench, group)
             while True:
                 with _naming(bench, group):
@@ -98,3 +99,19 @@ def with_arm(measurement: Measurement, bench: Bench, group: Group) -> AbstractCo
     from mless.redistribution import attached
 
     return attached(bench.model.model, replace(settings, layers=here))
+
+
+def with_changes(measurement: Measurement, bench: Bench, group: Group) -> AbstractContextManager[Any]:
+    """The condition's cuts and patches, around one forward of the group's prompts."""
+    condition = group.units[0].condition
+    if measurement.attaches_changes or not (condition.cut or condition.patch):
+        return nullcontext()
+    if any(unit.condition is not condition for unit in group.units):
+        raise BadPlugin(
+            f"{class_of(measurement)}.groups puts {condition.name!r}, which cuts attention or takes values from another run, into a group with other "
+            "conditions; it needs a group of its own"
+        )
+    prompts = [unit.prompt for unit in group.units if unit.prompt is not None]
+    source = next((one for one in bench.conditions if condition.patch and one.name == condition.patch[0].source), None)
+    theirs = [] if source is None else [bench.prompts_of(source.name)[unit.number] for unit in group.units]
+    return changed(bench.model, condition, prompts, theirs, source)

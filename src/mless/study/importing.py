@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from mless.study.conditions import check_name, is_name
 from mless.study.foreign import Results, Scored, read_results
 from mless.study.identity import check_same, digest, recorded, slug
 from mless.study.spec import AccuracyTable
-from mless.values import USUAL_MARGIN, Condition, condition_of
+from mless.values import USUAL_MARGIN, Condition, condition_of, stored_condition
 
 #: Inspect's letters and words for right and wrong; N is no answer.
 _INSPECT_VALUES = {"C": 1, "I": 0, "N": 0, "true": 1, "yes": 1, "false": 0, "no": 0}
@@ -292,7 +291,7 @@ def _about(
         "model": {"name": label, "label": label},
         "command": command,
         "conditions": {
-            name: asdict(one)
+            name: stored_condition(one)
             | {"imported": Path(named[name].source).name, "recorded": named[name].condition is not None}
             for name, one in conditions.items()
         },

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from random import Random
@@ -19,6 +19,7 @@ from mless.results.schemas import prompts_table
 from mless.results.storing import PATIENCE, Encoded, Ready, Store, in_parts, made
 from mless.results.tables import note_written
 from mless.study.bench import Bench, Job, Measurement, Outcome, StartAgain, Unit, Written
+from mless.study.changing import check_changes
 from mless.study.conditions import conditions_of
 from mless.study.halving import class_of, measured, with_arm
 from mless.study.identity import (
@@ -37,7 +38,7 @@ from mless.study.rendering import write_prompts
 from mless.study.showing import check_figure
 from mless.study.subject import Subject, check_arm
 from mless.study.writing import Writing
-from mless.values import Condition, Item, parse_numbers
+from mless.values import Condition, Item, parse_numbers, stored_condition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +81,8 @@ def opened(measurement: Measurement, job: Job, *, anew: bool = False) -> tuple[B
     heads = parse_numbers(spec.heads, subject.heads, "head") if subject.heads else []
     if subject.layers is not None:
         check_arm(conditions, subject.layers)
-        _check_arm_is_measured(measurement, conditions, layers)
+        check_changes(conditions, subject.layers, subject.heads or 0, answer=measurement.reads_answers)
+        _check_is_measured(measurement, conditions, layers)
     if job.for_figure:
         check_figure(spec, subject.layers or 0, subject.heads or 0)
     weights = subject.fingerprint(layers or [1], head=measurement.reads_head, progress=progress, anew=anew)
@@ -106,6 +108,15 @@ def _check_conditions(measurement: Measurement, conditions: Sequence[Condition],
                 f"condition {condition.name!r} runs the model with ARM, which {job.spec.measured} does not take"
                 f"{measurement.why_no_arm}; leave it out of --conditions, and use mless run activations for it"
             )
+        for what, has, takes in (
+            ("cuts attention", condition.cut, measurement.takes_cuts),
+            ("takes values from another run", condition.patch, measurement.takes_patches),
+        ):
+            if has and not takes:
+                raise BadStudy(
+                    f"condition {condition.name!r} {what}, which {job.spec.measured} does not take{measurement.why_no_changes}; leave it out of --conditions, "
+                    "and use mless run likelihood for it"
+                )
         if condition.for_answers_only and measurement.pairs_tokens:
             raise BadStudy(
                 f"condition {condition.name!r} is for answers: attention under it cannot be compared token by token with none; use it in a "
@@ -113,14 +124,21 @@ def _check_conditions(measurement: Measurement, conditions: Sequence[Condition],
             )
 
 
-def _check_arm_is_measured(measurement: Measurement, conditions: Sequence[Condition], layers: Sequence[int]) -> None:
-    """ARM behind the last measured layer would change nothing that is measured."""
+def _check_is_measured(measurement: Measurement, conditions: Sequence[Condition], layers: Sequence[int]) -> None:
+    """ARM, a cut or a patch behind the last measured layer would change nothing that is measured."""
     for condition in conditions if measurement.runs_model else ():
         if condition.arm is not None and min(condition.arm.layers) > max(layers):
             raise BadStudy(
                 f"condition {condition.name!r}: ARM in layer {min(condition.arm.layers)} cannot change layers up to {max(layers)}, which are all that is "
                 f"measured; add --layers 1-{min(condition.arm.layers)}"
             )
+        for one in (*condition.cut, *condition.patch):
+            first = 1 if one.layers == "all" else min(parse_numbers(one.layers, 10_000, "layer"))
+            if first > max(layers):
+                raise BadStudy(
+                    f"condition {condition.name!r}: {one.words()} cannot change layers up to {max(layers)}, which are all that is measured; add --layers "
+                    f"1-{first}"
+                )
 
 
 # ---- computing -------------------------------------------------------------------------------------------------------
@@ -515,7 +533,7 @@ def manifest(
     return {
         **recorded(job.spec.measured, job.spec.model_dump(), task, [item.id for item in items]),
         "complete": False,
-        "conditions": {one.name: asdict(one) for one in conditions},
+        "conditions": {one.name: stored_condition(one) for one in conditions},
         "trust_remote_code": job.trust_remote_code,
         **more,
     }

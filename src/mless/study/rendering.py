@@ -7,6 +7,7 @@ from typing import Any
 from mless import tasks
 from mless.prompting import build_prompts, resolve_kind, with_filler_ids
 from mless.study.bench import Bench, Measurement, Written
+from mless.study.changing import check_prompts
 from mless.study.subject import Subject, check_pairs, check_prompt, check_questions
 
 
@@ -36,6 +37,7 @@ def write_prompts(measurement: Measurement, bench: Bench, subject: Subject) -> W
     }
     if measurement.pairs_tokens:
         check_pairs(prompts)
+    check_prompts(bench.conditions, prompts, answer=measurement.reads_answers)
     if subject.loaded is not None:
         for rows in prompts.values():
             for prompt in rows:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +19,7 @@ from pydantic import (
 )
 
 from mless import limits, tasks
+from mless.changes import Cut, Patch
 from mless.conditions import EDITS
 from mless.engines import ENGINES, Decoding, EngineKind
 from mless.errors import BadStudy
@@ -392,6 +394,61 @@ class MultiverseTable(BaseModel):
 MULTIVERSE_SETTINGS = ("template", "system", "dtype", "engine", "extraction", "grader")
 
 
+def _split_spans(value: Any) -> Any:
+    return value if isinstance(value, list) else _split_names(value)
+
+
+Spans = Annotated[list[str], BeforeValidator(_split_spans)]
+
+
+class CutTable(BaseModel):
+    """Edges of attention that a condition cuts: one of ``cut = [{ queries = "answer", keys = "filler", layers = "2-" }]``."""
+
+    model_config = FORBID
+    queries: (
+        Spans  # names of spans: start, system, filler, question, end, answer; original: all but filler and answer; all
+    )
+    keys: Spans
+    layers: str = "all"
+    heads: str | None = None
+    to: Literal["rest", "sink"] = "rest"  # where the weight goes
+
+    @model_validator(mode="after")
+    def _is_a_cut(self) -> CutTable:
+        _as_value_error(self.value)
+        return self
+
+    def value(self) -> Cut:
+        return Cut(**self.model_dump())
+
+
+class PatchTable(BaseModel):
+    """What a condition takes from another one's run: one of ``patch = [{ from = "mless", part = "mlp-output", layers = "1" }]``."""
+
+    model_config = FORBID
+    source: str = Field(validation_alias=AliasChoices("from", "source"))
+    part: str
+    layers: str = "all"
+    at: Spans = ["all"]  # names of spans; all: every token that both prompts have, and the answer
+    heads: str | None = None
+
+    @model_validator(mode="after")
+    def _is_a_patch(self) -> PatchTable:
+        _as_value_error(self.value)
+        return self
+
+    def value(self) -> Patch:
+        return Patch(**self.model_dump())
+
+
+def _as_value_error(make: Callable[[], object]) -> None:
+    """Refuse as pydantic wants it."""
+    try:
+        make()
+    except BadStudy as fault:
+        raise ValueError(str(fault)) from None
+
+
 class ConditionTable(BaseModel):
     """A condition of your own: ``[condition.NAME]``."""
 
@@ -408,12 +465,16 @@ class ConditionTable(BaseModel):
     again: bool = False
     arm: ArmTable | None = None
     seed: Seed | None = Field(default=None, ge=0)  # of the kinds edit-…: what they are drawn with
+    cut: Annotated[list[CutTable], at_most(limits.CONDITIONS)] = []  # edges of attention that are removed
+    patch: Annotated[list[PatchTable], at_most(limits.CONDITIONS)] = []  # parts that take another condition's values
 
     @model_serializer(mode="wrap")
-    def _without_an_unset_seed(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Without an unset seed, so that older folders still count as the same study."""
+    def _without_what_is_unset(self, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Without an unset seed, cut or patch, so that older folders still count as the same study."""
         found: dict[str, Any] = inner(self)
-        return found if self.seed is not None else {key: value for key, value in found.items() if key != "seed"}
+        unset = {"seed"} if self.seed is None else set[str]()
+        unset |= {name for name in ("cut", "patch") if not found[name]}
+        return {key: value for key, value in found.items() if key not in unset}
 
 
 class PanelTable(BaseModel):

@@ -18,6 +18,7 @@ from mless.study.activations.classes import token_classes, token_texts
 from mless.study.activations.tables import change_table
 from mless.study.activations.words import activation_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
+from mless.study.changing import prove_changes
 from mless.study.spec import StudySpec
 from mless.values import Condition, Item, Prompt
 
@@ -35,6 +36,8 @@ class ActivationMeasurement(Measurement):
     merged = unit_tables
     tables = ("prompts", *unit_tables, "activations")
     sources = ("prompts", *unit_tables)
+    takes_cuts = True
+    takes_patches = True
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
@@ -57,6 +60,7 @@ class ActivationMeasurement(Measurement):
         from mless.proofs import prove_reading
 
         proofs = prove_reading(bench.model, bench.prompts_of(bench.conditions[-1].name)[0], bench.layers)
+        proofs |= prove_changes(bench.model, bench.conditions, bench.prompts or {})
         bench.progress.say(
             "proofs hold: reading the activations changes no bit of the output, and leaves nothing behind"
         )

@@ -30,6 +30,7 @@ class AffineMeasurement(Measurement):
     sources = tables
     takes_arm = False
     why_no_arm = ": both prompts of a pair run in one forward, and none must run without it"
+    why_no_changes = ": both prompts of a pair run in one forward, and none must run unchanged"
     judged_by = ("margins",)
 
     def __init__(self, spec: StudySpec) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mless.errors import BadStudy
 from mless.results.storing import Tables
 from mless.results.units import Expected, in_order
 from mless.study.attention.tables import Sums, share_tables, unit_tables
 from mless.study.attention.words import attention_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
+from mless.study.changing import prove_changes, refuse_put_in
 from mless.study.spec import StudySpec
 from mless.study.subject import Subject
-from mless.values import QUERY_SETS
+from mless.values import QUERY_SETS, Condition, Item
 
 if TYPE_CHECKING:
     from mless.capture import Pending
@@ -33,6 +35,8 @@ class AttentionMeasurement(Measurement):
     tables = ("prompts", *unit_tables, "retained", "shares")
     sources = ("prompts", *unit_tables)
     unit_format = 2
+    takes_cuts = True
+    takes_patches = True
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec)
@@ -52,10 +56,19 @@ class AttentionMeasurement(Measurement):
         from mless.proofs import prove
 
         proofs = prove(bench.model, bench.prompts_of(bench.conditions[-1].name)[0], bench.layers)
+        proofs |= prove_changes(bench.model, bench.conditions, bench.prompts or {})
         bench.progress.say(
             f"proofs hold: received attention as eager's to {proofs['received']:.1g}, causal, model restored"
         )
         return proofs
+
+    def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
+        for condition in conditions:
+            if any(one.heads is not None or one.to == "sink" for one in condition.cut):
+                raise BadStudy(
+                    f"condition {condition.name!r} cuts some heads only, or sends weight to the sink, which leaves no single softmax to read what tokens "
+                    'receive from; cut all heads with to = "rest", or use mless run likelihood'
+                )
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         from mless.capture import received_later
@@ -76,6 +89,7 @@ class AttentionMeasurement(Measurement):
         return Expected(bench.texts_of(unit), places, dict.fromkeys(lists, len(unit.prompt)))
 
     def prepare(self, bench: Bench) -> None:
+        refuse_put_in(bench.conditions, bench.prompts or {}, "has no token that could receive")
         self._sums = Sums(bench)
 
     def seen(self, bench: Bench, unit: Unit, tables: Mapping[str, pa.Table]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mless.errors import BadStudy
+from mless.changes import Patch
+from mless.errors import BadStudy, ProofFailed
 from mless.results.schemas import (
     CANDIDATES,
     SCORES,
@@ -25,8 +26,10 @@ from mless.results.schemas import (
 from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
+from mless.study.changing import loaded_cuts, loaded_patches, prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
+from mless.study.likelihood.rows import changes, cut_rows, patched_rows, recorded_rows
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
 from mless.study.likelihood.words import likelihood_lines, without_distributions
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mless.capture.branching import Branches
+    from mless.capture.patching import RecordedRun
     from mless.capture.scoring import Scorer, Scores
     from mless.redistribution import ArmHandle
 
@@ -64,6 +68,10 @@ class LikelihoodMeasurement(Measurement):
     pairs_tokens = False
     reads_head = True
     attaches_arm = True
+    attaches_changes = True
+    takes_cuts = True
+    takes_patches = True
+    reads_answers = True
     judged_by = ("margins", "flips")
 
     def __init__(self, spec: StudySpec) -> None:
@@ -176,11 +184,30 @@ class LikelihoodMeasurement(Measurement):
         shape = None if self._alone else self._shape(bench, rows[0][0], None)
         self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
         self._together = self.proofs["texts"] == "in one row"
+        self.proofs |= self._prove_changes(bench)
         said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
         bench.progress.say(
             f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
         )
         return {"texts in use": self.proofs["texts"]}
+
+    def _prove_changes(self, bench: Bench) -> dict[str, Any]:
+        """Cuts and patches do what they say on this model, and a row that has them has the same bits alone and beside others."""
+        found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
+        for condition in bench.conditions if not self._alone else ():
+            units = [unit for unit in bench.units() if unit.condition is condition and self._texts[unit.number]][:4]
+            if not changes(condition) or len(units) < 2:
+                continue
+            # As patched rows are compared with `none`, whose states are not there yet, without distances.
+            alone = self._score(bench, units[:1], None, changed=True, compared=False)[units[0].key]
+            among = self._score(bench, units[::-1], None, changed=True, compared=False)[units[0].key]
+            texts = zip((t for one in alone for t in one.texts), (t for one in among for t in one.texts), strict=True)
+            if any((a != b).any() for a, b in texts):
+                raise ProofFailed(
+                    f"{bench.model.label}: under {condition.name!r} a row's log-probabilities have other bits beside other rows than alone, on "
+                    f"{bench.model.device}; try --set group_tokens=1, which runs rows one by one"
+                )
+        return found
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
@@ -212,6 +239,7 @@ class LikelihoodMeasurement(Measurement):
         alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
+            arm += digest(repr((unit.condition.cut, unit.condition.patch))) if changes(unit.condition) else ""
             # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
             order[arm, 0 if alone else self._padded(unit)].append(unit)
         for (_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
@@ -260,7 +288,7 @@ class LikelihoodMeasurement(Measurement):
         found = self._score(bench, first, group.width)
         left = [unit for unit in units if unit.key not in found]
         with self._armed(bench, group) as arm:
-            found |= self._score(bench, left, group.width, arm)
+            found |= self._score(bench, left, group.width, arm, changed=True)
         self._leave()
         for unit in group.units:
             yield unit, partial(self._scored, bench, unit, found.get(unit.key))
@@ -274,9 +302,16 @@ class LikelihoodMeasurement(Measurement):
         return attached(bench.model.model, settings)
 
     def _score(
-        self, bench: Bench, units: Sequence[Unit], width: int | None, arm: ArmHandle | None = None
+        self,
+        bench: Bench,
+        units: Sequence[Unit],
+        width: int | None,
+        arm: ArmHandle | None = None,
+        *,
+        changed: bool = False,
+        compared: bool = True,
     ) -> dict[str, list[Scores]]:
-        """Every unit's rows, by the unit's name. States of `none` are kept."""
+        """Every unit's rows, by the unit's name. States of `none` are kept. `changed`: with the units' cuts and patches, which all have in common."""
         assert self._scorer is not None
         # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
         pooled = arm is not None and arm.settings.scope != "token"
@@ -291,14 +326,57 @@ class LikelihoodMeasurement(Measurement):
         for ((count, length), _), some in batches.items():
             for first in range(0, len(some), count):
                 batch = some[first : first + count]
-                against = [self._against(bench, unit, at) for unit, at, _ in batch]
+                against = [self._against(bench, unit, at) if compared else None for unit, at, _ in batch]
                 tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
-                scored = self._scorer([row for *_, row in batch], against, count=count, length=length, tell=tell)
+                rows = [row for *_, row in batch]
+                with self._changed(bench, batch, width) if changed else nullcontext():
+                    scored = self._scorer(rows, against, count=count, length=length, tell=tell)
                 for (unit, at, _), one in zip(batch, scored, strict=True):
                     found[unit.key][at] = one
                     if at == 0 and unit.condition is bench.conditions[0]:
                         self._keep(unit.number, one.states)
         return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
+
+    @contextmanager
+    def _changed(self, bench: Bench, batch: Sequence[tuple[Unit, int, Branches]], width: int | None) -> Generator[None]:
+        """The cuts and patches that these rows have in common. The runs that patches take their values from are made here, with the same texts."""
+        from mless.capture.branching import branches
+
+        condition = batch[0][0].condition
+        if not changes(condition):
+            yield
+            return
+        model = bench.model
+        theirs: list[Branches] = []
+        cuts, patches = loaded_cuts(condition, model), loaded_patches(condition, model)
+        with ExitStack() as stack:
+            if patches:
+                source = next(one for one in bench.conditions if one.name == patches[0].source)
+                for unit, at, row in batch:
+                    ids = self._texts[unit.number].ids()
+                    own = ids if len(row.paths) == len(ids) else [ids[at]]
+                    theirs.append(branches(bench.prompts_of(source.name)[unit.number], own))
+                runs = self._runs(bench, source, patches, theirs, width)
+                stack.enter_context(patched_rows(model, patches, [row for *_, row in batch], runs))
+            if cuts:
+                stack.enter_context(cut_rows(model, cuts, [row for *_, row in batch]))
+            yield
+
+    def _runs(
+        self, bench: Bench, source: Condition, patches: Sequence[Patch], rows: Sequence[Branches], width: int | None
+    ) -> list[RecordedRun]:
+        """The rows of the condition that patches take their values from, recorded."""
+        from mless.capture.patching import places_of
+
+        assert self._scorer is not None
+        model = bench.model
+        found: list[RecordedRun] = []
+        theirs = loaded_cuts(source, model)
+        for row in rows:
+            count, length = (1, len(row)) if self._alone else self._shape(bench, row, width)
+            with cut_rows(model, theirs, [row]) if theirs else nullcontext():
+                found += recorded_rows(model, places_of(model.model, patches), [row], self._scorer, count, length)
+        return found
 
     def _telling(self, bench: Bench, arm: ArmHandle, units: Sequence[Unit], count: int) -> Callable[[Tensor], None]:
         """ARM draws by a token's place in its own text, and by the item."""

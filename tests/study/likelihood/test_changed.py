@@ -1,0 +1,188 @@
+"""Conditions with cuts and patches, by likelihood: rungs that must equal each other, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from heard import Heard
+from interrupted import take_apart
+from mless.errors import BadPrompt, BadStudy
+from mless.results.folder import ResultFolder
+from mless.study import load_study, run_study, verdict_lines
+from mless.study.likelihood import measure
+from spelling import model_folder
+from study.likelihood.test_likelihood_study import write_task
+
+FILLER = {"filler": " /", "length": 7}
+ALL_BUT_FILLER = "original,answer"
+DECLARED: dict[str, dict[str, Any]] = {
+    "nobody": FILLER | {"cut": [{"queries": ALL_BUT_FILLER, "keys": "filler"}]},
+    "question-only": FILLER | {"cut": [{"queries": "answer", "keys": "filler"}]},
+    "late-head": FILLER
+    | {"cut": [{"queries": "answer", "keys": ["filler"], "layers": "2-", "heads": "1", "to": "sink"}]},
+    "put-in": {"patch": [{"from": "mless", "part": "residual"}]},
+    "taken-out": FILLER | {"patch": [{"from": "none", "part": "residual"}]},
+    "mlp": {"patch": [{"from": "mless", "part": "mlp-output", "layers": 1, "at": "question,answer"}]},
+    "keys": {"kind": "shift", "length": 7, "patch": [{"from": "mless", "part": "keys-values", "at": "filler"}]},
+    "of-cut": FILLER | {"patch": [{"from": "nobody", "part": "residual"}]},
+}
+CONDITIONS = ["none", "mless", "masked-filler", *DECLARED]
+TABLES = ("prompts", "scores", "tokens", "candidates", "likelihood", "effects")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny", context=1024)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "sums.jsonl", 3)
+
+
+def run(tiny: Path, task: Path, out: Path, **changes: Any) -> Heard:
+    chosen = {
+        "model": str(tiny),
+        "data": str(task),
+        "length": 7,
+        "system": "Answer in \\boxed{}.",
+        "condition": DECLARED,
+    }
+    heard = Heard()
+    run_study(load_study("likelihood", chosen | changes, ["likelihood.others=4", "likelihood.again=false"]), out, heard)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Path, task: Path) -> Path:
+    out = tmp_path_factory.mktemp("changed") / "results"
+    run(tiny, task, out, conditions=CONDITIONS)
+    return out
+
+
+def values(folder: Path, condition: str) -> np.ndarray:
+    table = pl.DataFrame(ResultFolder(folder).read_table("scores")).filter(condition=condition)
+    found = table.filter(~pl.col("metric").is_in(["kl", "agree"])).sort("item", "metric")["value"].to_numpy()
+    assert np.isfinite(found).all()
+    return found
+
+
+def test_filler_that_is_cut_from_everything_is_hidden_filler(folder: Path) -> None:
+    assert values(folder, "nobody") == pytest.approx(values(folder, "masked-filler"), abs=1e-5)
+    assert np.abs(values(folder, "nobody") - values(folder, "mless")).max() > 1e-3
+
+
+def test_every_rung_is_another_run(folder: Path) -> None:
+    for one in ("none", "mless", "nobody"):
+        for other in ("question-only", "late-head", "mlp"):
+            assert np.abs(values(folder, one) - values(folder, other)).max() > 1e-5, (one, other)
+
+
+def test_everything_put_in_is_the_other_condition_and_everything_taken_out_the_first(folder: Path) -> None:
+    """To the bit: the same states go through the head in the same shape."""
+    assert (values(folder, "put-in") == values(folder, "mless")).all()
+    assert (values(folder, "taken-out") == values(folder, "none")).all()
+    assert (values(folder, "of-cut") == values(folder, "nobody")).all()
+
+
+def test_a_fillers_keys_at_its_positions_are_the_filler(folder: Path) -> None:
+    assert values(folder, "keys") == pytest.approx(values(folder, "mless"), abs=1e-5)
+
+
+def test_words_and_stored_conditions_say_what_was_changed(folder: Path) -> None:
+    about = json.loads((folder / "study.json").read_text())
+    assert about["conditions"]["question-only"]["cut"] == [
+        {"queries": ["answer"], "keys": ["filler"], "layers": "all", "heads": None, "to": "rest"}
+    ]
+    assert about["conditions"]["mlp"]["patch"][0]["source"] == "mless"
+    assert "cut" not in about["conditions"]["mless"]
+    assert about["proofs"]["cuts of nobody"]["output"] < 1e-5
+    said = "\n".join(verdict_lines(folder))
+    assert "answer → filler cut in all layers" in said
+    assert "residual of none put in in all layers everywhere" not in said
+    assert "residual of none in all layers everywhere" in said
+
+
+def test_a_resumed_run_and_rows_that_run_together_have_the_same_numbers(
+    tiny: Path, task: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = shutil.copytree(folder, tmp_path / "again")
+    take_apart(again)
+    for unit in ("mlp-00002", "late-head-00001", "of-cut-00003", "none-00003"):
+        for file in (again / "units").rglob(f"{unit}*"):
+            file.unlink()
+    run(tiny, task, again, conditions=CONDITIONS)
+    for name in TABLES:
+        assert (again / f"{name}.parquet").read_bytes() == (folder / f"{name}.parquet").read_bytes(), name
+    monkeypatch.setattr(measure, "ALONE", frozenset())
+    together = tmp_path / "together"
+    run(tiny, task, together, conditions=CONDITIONS, group_tokens=2000)
+    for condition in CONDITIONS:
+        assert values(together, condition) == pytest.approx(values(folder, condition), abs=1e-4), condition
+
+
+@pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        ({"cut": [{"queries": "questions", "keys": "filler"}]}, "no span 'questions'"),
+        ({"cut": [{"queries": "question"}]}, "keys"),
+        ({"cut": [{"queries": "question", "keys": "system", "layer": 1}]}, "layer"),
+        (
+            {"cut": [{"queries": "question", "keys": "system", "layers": "9"}]},
+            r"condition 'mine', cut: no layer 9: this model's",
+        ),
+        ({"cut": [{"queries": "question", "keys": "system", "heads": "99"}]}, r"condition 'mine', cut: no head 99"),
+        (
+            {"cut": [{"queries": "answer", "keys": "filler"}]},
+            "the cut names keys = 'filler', but the prompt has no such span",
+        ),
+        ({"cut": [{"queries": "question", "keys": "all"}]}, "nothing to see but itself"),
+        ({"patch": [{"from": "mless", "part": "attention"}]}, "no part 'attention' to patch"),
+        ({"patch": [{"part": "residual"}]}, "from"),
+        (
+            {"patch": [{"from": "mlless", "part": "residual"}]},
+            r"takes values from 'mlless', which is no condition of this study \(did you mean 'mless'",
+        ),
+        ({"patch": [{"from": "put-in", "part": "residual"}]}, "takes values from 'put-in', which is patched itself"),
+        ({"patch": [{"from": "mine", "part": "residual"}]}, "takes values from itself"),
+        (
+            {"patch": [{"from": "mless", "part": "residual"}, {"from": "none", "part": "mlp-output"}]},
+            "from one other condition",
+        ),
+        ({"patch": [{"from": "question-twice", "part": "residual"}]}, "do not hold the same original tokens"),
+        ({"patch": [{"from": "mless", "part": "keys-values", "at": "question"}]}, "keys hold positions"),
+        ({"patch": [{"from": "mless", "part": "residual", "at": "filler"}]}, "'filler', which is not in both prompts"),
+        ({"patch": [{"from": "mless", "part": "mlp-output", "heads": 1}]}, "a patch of mlp-output has no heads"),
+        ({"again": True, "cut": [{"queries": "question", "keys": "system"}]}, "takes no cut and no patch"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    tiny: Path, task: Path, tmp_path: Path, condition: dict[str, Any], why: str
+) -> None:
+    with pytest.raises((BadStudy, BadPrompt), match=why):
+        run(
+            tiny,
+            task,
+            tmp_path / "out",
+            conditions=["none", "mless", "put-in", "question-twice", "mine"],
+            condition=DECLARED | {"mine": condition},
+        )
+    assert not (tmp_path / "out" / "units").exists()
+
+
+def test_other_engines_and_measurements_refuse_by_name(tiny: Path, task: Path, tmp_path: Path) -> None:
+    chosen = {"model": str(tiny), "data": str(task), "condition": DECLARED, "conditions": ["none", "nobody"]}
+    with pytest.raises(BadStudy, match="'nobody' cuts attention, which affine does not take: both prompts of a pair"):
+        run_study(load_study("affine", chosen), tmp_path / "affine", Heard())
+    with pytest.raises(BadStudy, match="condition 'nobody' has a cut, so it is more than a filler"):
+        run_study(load_study("placebo", chosen | {"conditions": ["nobody"]}), tmp_path / "placebo", Heard())
+    scripted = ["likelihood.engine=vllm"]
+    with pytest.raises(BadStudy, match="'nobody' cuts attention or takes values from another run, which engine 'vllm'"):
+        run_study(load_study("likelihood", chosen, scripted), tmp_path / "vllm", Heard())
