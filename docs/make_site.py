@@ -53,6 +53,7 @@ NAV: dict[str, tuple[str, ...]] = {
         "docs/placebo.md",
         "docs/dose.md",
         "docs/multiverse.md",
+        "docs/cause.md",
         "docs/activations.md",
         "docs/affine.md",
         "docs/arm.md",

@@ -121,3 +121,14 @@ def test_what_is_no_model_and_no_prompt() -> None:
         pass
     with pytest.raises(BadStudy, match="no part 'mlp' to patch"), mless.recording(model, WITH, parts="mlp"):
         pass
+
+
+def test_the_row_stable_engine_does_not_answer_without_a_cut_that_is_in_force() -> None:
+    model = tiny("llama", head=True)
+    with mless.cut(model, CUT, prompts=WITH), pytest.raises(BadStudy, match="cuts and patches are in force"):
+        mless.HfEngine(model, length=64, slots=1)
+    with (
+        mless.recording(model, WITH, parts="residual", layers=1),
+        pytest.raises(BadStudy, match="cuts and patches are in force"),
+    ):
+        mless.HfEngine(model, length=64, slots=1)

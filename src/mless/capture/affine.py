@@ -142,6 +142,7 @@ def watching(
 
     def attend(call: Call) -> Tensor:
         call.refuse_other_keys(call.query.shape[2])
+        call.refuse_several_softmaxes()
         asked = call.layer in layers
         # A spread model has layers on other devices than its input.
         which = (filler if asked else nothing).to(call.query.device)

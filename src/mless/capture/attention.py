@@ -230,11 +230,7 @@ class Recorder:
 
     def _begin(self, call: Call) -> _Seen:
         layer, q, k = call.layer, call.query, call.key
-        if not call.mask.alike:
-            raise BadStudy(
-                f"layer {layer}: a cut by head, or one that sends weight to the sink, leaves no single softmax to read what tokens receive from; cut all "
-                'heads with to = "rest", or read likelihood instead'
-            )
+        call.refuse_several_softmaxes()
         before = self._parts[layer].tokens if self._parts is not None and layer in self._parts else 0
         call.refuse_other_keys(before + q.shape[2])
         if self._announced is not None and layer in self.sums:

@@ -86,7 +86,7 @@ def decoder(model: nn.Module) -> nn.Module:
 
 def followed(model: nn.Module) -> bool:
     """Whether an instrument follows the model's forwards, so that only the prompts it knows may run."""
-    return bool(_FOLLOWED.get(decoder(model)))
+    return any(_FOLLOWED.values()) and bool(_FOLLOWED.get(decoder(model)))
 
 
 class Follower:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from mless import kernels
-from mless.errors import UnsupportedArchitecture
+from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.models.seams import attention_modules, own_attention, split_heads
 
 #: Keyword arguments of an attention call that change nothing the statistic depends on, or that the mask already expresses.
@@ -61,7 +61,8 @@ def changing(model: nn.Module, change: Change) -> Generator[None]:
 
 def changed(model: nn.Module) -> bool:
     """Whether changes are in force."""
-    return bool(_CHANGES.get(_first(model)))
+    # Asked for every decoding step: a search of all modules would take longer than a small layer.
+    return any(_CHANGES.values()) and bool(_CHANGES.get(_first(model)))
 
 
 def attended(model: nn.Module) -> bool:
@@ -288,6 +289,13 @@ class Call:
     def seen(self) -> kernels.Intervals | None:
         """What every real query sees, where that is an interval of the keys for each."""
         return self.mask.intervals(self.query.device)
+
+    def refuse_several_softmaxes(self) -> None:
+        if not self.mask.alike:
+            raise BadStudy(
+                f"layer {self.layer}: a cut by head, or one that sends weight to the sink, leaves no single softmax to read attention from; cut all heads "
+                'with to = "rest", or read likelihood instead'
+            )
 
     def refuse_other_keys(self, expected: int) -> None:
         """`expected` keys: the prompt's tokens so far, and nothing else."""

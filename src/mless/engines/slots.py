@@ -20,7 +20,9 @@ from transformers.cache_utils import StaticLayer
 
 from mless import kernels
 from mless.capture import copies
-from mless.errors import UnsupportedArchitecture
+from mless.capture.following import followed
+from mless.capture.seam import changed
+from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.models.experts import has_experts
 from mless.models.seams import configs_of, own_attention
 
@@ -177,6 +179,11 @@ class SlotCache(Cache):
 @contextmanager
 def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
     """Inside the block the model's attention and masks follow `layout`; afterwards both registries and the model are as before."""
+    if changed(model) or followed(model):
+        raise BadStudy(
+            "cuts and patches are in force in the model, and the row-stable engine would answer without them; leave their block first, or call the "
+            "model's own generate inside it"
+        )
     kept: torch.dtype = next(model.parameters()).dtype
     with own_attention(model, partial(_attention, layout), partial(_mask, layout, kept)):
         yield
