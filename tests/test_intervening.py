@@ -117,6 +117,9 @@ def test_what_is_no_model_and_no_prompt() -> None:
     model = tiny("llama", head=True)
     with pytest.raises(BadStudy, match=r"a torch module\), got str; for a pipeline"), mless.cut("x", CUT, prompts=WITH):
         pass
+    compiled = torch.compile(model.model)
+    with pytest.raises(BadStudy, match="the model is compiled"), mless.cut(compiled, CUT, prompts=WITH):
+        pass
     with pytest.raises(BadPrompt, match=r"a prompt is what mless\.prompts"), mless.cut(model, CUT, prompts=["text"]):
         pass
     with pytest.raises(BadStudy, match="no part 'mlp' to patch"), mless.recording(model, WITH, parts="mlp"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from mless.errors import BadStudy
+from mless.gates import shown
 from mless.registry import near
 
 SpanName = Literal["start", "system", "filler", "question", "end"]
@@ -54,7 +55,7 @@ class Cut:
         _set(self, "layers", _numbers(layers, "a cut's layers"))
         _set(self, "heads", None if heads is None else _numbers(heads, "a cut's heads"))
         if to not in get_args(To):
-            raise BadStudy(f"a cut's weight goes to one of {', '.join(get_args(To))}; got {to!r}")
+            raise BadStudy(f"a cut's weight goes to one of {', '.join(get_args(To))}; got {shown(to, 60)}")
         _set(self, "to", to)
 
     def words(self) -> str:
@@ -83,7 +84,7 @@ class Patch:
         self, part: str, layers: object = "all", at: object = "all", heads: object = None, source: str = ""
     ) -> None:
         if part not in PARTS:
-            raise BadStudy(f"no part {part!r} to patch{near(part, PARTS)}; there are: {', '.join(PARTS)}")
+            raise BadStudy(f"no part {shown(part, 60)} to patch{near(part[:60], PARTS)}; there are: {', '.join(PARTS)}")
         _set(self, "part", part)
         _set(self, "layers", _numbers(layers, "a patch's layers"))
         _set(self, "at", _spans(at, "a patch's at"))
@@ -104,27 +105,13 @@ class Patch:
 
 
 def cut_of(stored: Mapping[str, Any]) -> Cut:
-    """A cut as study.json or a study file has it."""
-    return Cut(**_known(stored, Cut, "a cut"))
+    """A cut as study.json has it; what is no field of it is left aside."""
+    return Cut(**{one.name: stored[one.name] for one in fields(Cut) if one.name in stored})
 
 
 def patch_of(stored: Mapping[str, Any]) -> Patch:
-    """A patch as study.json has it, or a study file, which says `from`."""
-    given = {("source" if name == "from" else name): value for name, value in stored.items()}
-    return Patch(**_known(given, Patch, "a patch"))
-
-
-def _known(stored: Mapping[str, Any], kind: type, what: str) -> dict[str, Any]:
-    names = [one.name for one in fields(kind)]
-    shown = ["from" if name == "source" else name for name in names]
-    for name in stored:
-        if name not in names:
-            raise BadStudy(f"{what} takes no {name!r}{near(name, shown)}; it takes {', '.join(shown)}")
-    needed = ("queries", "keys") if kind is Cut else ("part",)
-    for name in needed:
-        if name not in stored:
-            raise BadStudy(f"{what} needs {name}; it takes {', '.join(shown)}")
-    return dict(stored)
+    """A patch, likewise."""
+    return Patch(**{one.name: stored[one.name] for one in fields(Patch) if one.name in stored})
 
 
 def spans_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -147,7 +134,7 @@ def _spans(given: object, what: str) -> tuple[str, ...]:
     known = (*NAMED_SPANS, *GROUPS)
     for name in names:
         if name not in known:
-            raise BadStudy(f"{what}: no span {name!r}{near(name, known)}; there are: {', '.join(known)}")
+            raise BadStudy(f"{what}: no span {shown(name, 60)}{near(name[:60], known)}; there are: {', '.join(known)}")
     if not names:
         raise BadStudy(f"{what} name no span; there are: {', '.join(known)}")
     return tuple(name for name in known if name in names)

@@ -95,6 +95,10 @@ def patch(
 
 def _checked(model: object) -> nn.Module:
     whole: object = model.model if isinstance(model, LoadedModel) else model
+    if hasattr(whole, "_orig_mod"):
+        raise BadStudy(
+            "the model is compiled, and what was compiled would go on without cuts and patches; give the model as it was before torch.compile"
+        )
     if not isinstance(whole, nn.Module):
         raise BadStudy(
             f"cuts and patches go into a transformers model (a torch module), got {type(model).__name__}; for a pipeline give pipe.model"
