@@ -101,12 +101,12 @@ def test_no_other_tau2_is_likelier(seed: int, k: int, tau: float, unit: float):
     mean = (w * effects).sum() / w.sum()
     assert found.mean == pytest.approx(mean)
     square, t = (w * (effects - mean) ** 2).sum() / (k - 1), float(stdtrit(k - 1, 0.975))
-    half = max(t * math.sqrt(square), 1.959963984540054) / math.sqrt(w.sum())
+    half = max(t * math.sqrt(square), 0.5 * 1.959963984540054) / math.sqrt(w.sum())
     assert [found.lo, found.hi] == pytest.approx([mean - half, mean + half])
     assert found.error == pytest.approx(half / t)
     far = abs(mean) * math.sqrt(w.sum())
     assert found.p == pytest.approx(
-        max(2 * stdtr(k - 1, -far / math.sqrt(square)), 2 * ndtr(-far)), rel=1e-6, abs=1e-12
+        max(2 * stdtr(k - 1, -far / math.sqrt(square)), 2 * ndtr(-far / 0.5)), rel=1e-6, abs=1e-12
     )
     assert found.weights == pytest.approx(w / w.sum())
 
@@ -269,7 +269,7 @@ def test_coverage_over_models(k: int, tau: float):
     found = simulated(k, tau, "to-3", 250)
     print(f"models, k = {k}, τ = {tau}: {found}")
     # 250 sets: ±0.014, one sd
-    assert 0.91 <= found["mean"] <= 0.995
+    assert 0.91 <= found["mean"] <= 0.985
     assert 0.91 <= found["tau2"] <= 0.99
     assert 0.91 <= found["next"] <= 0.995
 
@@ -306,7 +306,7 @@ def test_a_moderator_that_makes_no_difference_is_hardly_ever_found():
 def test_coverage_over_models_at_length(k: int, tau: float, errors: str):
     found = simulated(k, tau, errors, 1500)
     print(f"models, k = {k}, τ = {tau}, errors {errors}: {found}")
-    # models that hardly differ: the interval is not narrower than their errors allow, and covers more than it says
-    assert (0.9 if errors == "to-11" else 0.925) <= found["mean"] <= (0.975 if tau >= 1 and k > 3 else 0.997)
+    # 1,500 sets: ±0.006, one sd
+    assert (0.9 if errors == "to-11" else 0.925) <= found["mean"] <= 0.98
     assert 0.925 <= found["tau2"] <= 0.99
     assert k == 2 or (0.9 if errors == "to-11" else 0.925) <= found["next"] <= 1

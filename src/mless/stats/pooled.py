@@ -20,6 +20,8 @@ from mless.stats.paired import normal_quantile
 
 #: τ² is searched up to so many times the largest variance seen, for its interval's upper end.
 _FARTHEST = 1e6
+#: An interval is at least so much of the plain one. With all of it, models that hardly differ would be covered in 99 %.
+_FLOOR = 0.5
 #: Points of a prediction, and the root of x⁴ = x + 1: its powers place points evenly in a cube.
 _POINTS, _EVEN = 4096, 1.2207440846057596
 
@@ -28,7 +30,7 @@ _POINTS, _EVEN = 4096, 1.2207440846057596
 class Pooled:
     """The mean effect of k models, and how far models differ.
 
-    `lo` to `hi` is the interval of the mean (Hartung, Knapp, Sidik and Jonkman, not narrower than the plain one; `error` is its half over t).
+    `lo` to `hi` is the interval of the mean (Hartung, Knapp, Sidik and Jonkman, at least half of the plain one; `error` is its half over t).
     `predicted_lo` to `predicted_hi` is that of a further model's effect, over all τ² that fit. `tau2` (REML, with a Q-profile interval) is the
     variance between models, `i2` its share in all variance that is seen, `q` and `q_p` the test of "no difference between models". `weights`
     sum to 1. NaN: k is too small to tell.
@@ -84,7 +86,7 @@ class _Fit:
     """A weighted regression with τ² by REML: coefficients, (XᵀWX)⁻¹, and the weighted mean square of what is left.
 
     Hartung and Knapp multiply the covariance by that mean square and take Student's t. Where models agree by luck it is far below 1, and the
-    interval would be narrower than the models' own errors allow. So it is never narrower than the plain one.
+    interval would be absurdly narrow. So it has at least half the width of the plain one (`_FLOOR`).
     """
 
     tau2: float
@@ -98,7 +100,7 @@ class _Fit:
         from scipy.special import stdtrit
 
         wide = float(stdtrit(self.free, (1 + level) / 2)) * math.sqrt(self.square)
-        return max(wide, normal_quantile(level)) * np.sqrt(np.diag(self.inverse))
+        return max(wide, _FLOOR * normal_quantile(level)) * np.sqrt(np.diag(self.inverse))
 
     def p(self, contrast: Float64[np.ndarray, "rows columns"]) -> float:
         """The test that all rows of the contrast are 0; NaN without rows."""
@@ -110,7 +112,7 @@ class _Fit:
         away = contrast @ self.beta
         far = float(away @ np.linalg.solve(contrast @ self.inverse @ contrast.T, away))
         by_f = float(fdtrc(rows, self.free, far / rows / self.square)) if self.square else 0.0
-        return max(by_f, float(chdtrc(rows, far)))
+        return max(by_f, float(chdtrc(rows, far / _FLOOR**2)))
 
 
 def random_effects(
