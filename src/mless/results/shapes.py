@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 
 import pyarrow as pa
 
-from mless.results import schemas
+from mless.changes import PARTS
+from mless.results import cause_rows, schemas
 from mless.results import specification_rows as rows
 from mless.results.nats import LIKELIHOOD_METRICS
 from mless.values import MASS_NAMES, QUERY_SETS
@@ -130,6 +131,18 @@ SHAPES: dict[str, Shape] = {
     ),
     "specification_settings": Shape(
         rows.SPECIFICATION_SETTINGS, ("condition", "metric", "setting", "value"), filled=_always(rows.SpecificationSetting), grid=False
+    ),
+    "ladder": Shape(
+        cause_rows.LADDER, ("metric", "step", "against"), empty=_optional(cause_rows.LadderStep), filled=_always(cause_rows.LadderStep),
+        grid=False, among={"step": cause_rows.STEPS},
+    ),
+    "cause": Shape(
+        cause_rows.CAUSE, ("metric", "layer", "part", "head", "direction"), empty=_optional(cause_rows.CauseCell),
+        filled=_always(cause_rows.CauseCell), grid=False, among={"direction": cause_rows.DIRECTIONS, "part": PARTS},
+    ),
+    "chain": Shape(
+        cause_rows.CHAIN, ("metric", "link", "direction"), empty=_optional(cause_rows.CauseLink), filled=_always(cause_rows.CauseLink),
+        grid=False, among={"direction": cause_rows.DIRECTIONS, "link": cause_rows.LINKS},
     ),
     "edits": Shape(
         schemas.EDIT_MEANS, ("condition", "metric"), empty=frozenset(("ids", "text")), filled=frozenset(("delta",)), grid=False

@@ -1,0 +1,1 @@
+"""What a filler's effect is made of: cells, measure, tables, words."""

@@ -1,0 +1,157 @@
+"""From each item's change in every run to ladder.parquet, cause.parquet and chain.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float64
+
+from mless.results.cause_rows import CAUSE, CHAIN, DIRECTIONS, LADDER, STEPS
+from mless.results.schemas import table_of_rows
+from mless.stats.intervals import mean_intervals
+from mless.stats.ratios import ratios_of_means
+from mless.stats.shares import holm, sign_flip
+from mless.study.cause.cells import Cell
+from mless.study.composing import Changes
+
+Row = dict[str, Any]
+Column = Float64[np.ndarray, " items"]
+
+#: Each change of the ladder as a sum of steps: (step, against, whether the whole is the sum of it and others).
+_CHANGES: tuple[tuple[str, str | None, bool], ...] = (
+    ("positions", "none", True),
+    ("nobody", "none", False),
+    ("question", "none", False),
+    ("answer", "none", False),
+    ("all", "none", False),
+    ("nobody", "positions", True),
+    ("question", "nobody", True),
+    ("answer", "nobody", True),
+    ("interaction", None, True),
+)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Which runs the tables are made of. `ladder`: the condition of each step; `chain`: of each link and direction."""
+
+    filler: str
+    ladder: Mapping[str, str]
+    cells: Sequence[Cell]
+    chain: Mapping[tuple[str, str], str]
+    #: ARM's run, how far it moves layer 1's activations and how far the filler does, and what is to be said of it.
+    arm: str | None = None
+    arm_moved: float | None = None
+    filler_moved: float | None = None
+    arm_note: str | None = None
+
+    def conditions(self) -> list[str]:
+        """All names once, in the order of the columns of a table of changes."""
+        named = [*self.ladder.values(), self.filler, *(one.condition.name for one in self.cells), *self.chain.values()]
+        return list(dict.fromkeys([*named, *([self.arm] if self.arm else [])]))
+
+
+def tables_of_changes(
+    changes: Changes, runs: Runs, names: Mapping[str, str], *, seed: int, flips: int = 100_000
+) -> Mapping[str, pa.Table]:
+    """`changes` has a column for each of the runs' conditions, in their order."""
+    ladder, cells, chain = list[Row](), list[Row](), list[Row]()
+    for number, (metric, table) in enumerate(changes.items()):
+        own = {**names, "condition": runs.filler, "metric": metric}
+        by_name: dict[str, Column] = dict(zip(runs.conditions(), table.T, strict=True))
+        by_name["none"] = np.where(np.isnan(by_name[runs.filler]), np.nan, 0.0)
+        rng = np.random.default_rng([seed, number])
+        ladder += [own | row for row in _ladder(by_name, runs, rng, flips)]
+        cells += [own | row for row in _cells(by_name, runs, rng, flips)]
+        chain += [own | row for row in _chain(by_name, runs, rng, flips)]
+    return {
+        "ladder": table_of_rows(ladder, LADDER),
+        "cause": table_of_rows(cells, CAUSE),
+        "chain": table_of_rows(chain, CHAIN),
+    }
+
+
+def _tested(columns: Sequence[Column], rng: np.random.Generator, flips: int, names: Sequence[str]) -> list[Row]:
+    """Mean, interval and sign-flip p of each column of items."""
+    values = np.stack(columns, axis=1)
+    found = mean_intervals(values)
+    p = sign_flip(values, rng, flips=flips, names=names).p
+    return [
+        {"n": int(found.n[at]), "mean": float(found.mean[at]), "lo": float(found.lo[at]), "hi": float(found.hi[at])}
+        | {"skewed": bool(found.skewed[at]), "p": float(p[at])}
+        for at in range(values.shape[1])
+    ]
+
+
+def _corrected(rows: Sequence[Row]) -> None:
+    for row, p in zip(rows, holm(np.array([row["p"] for row in rows], np.float64)).tolist(), strict=True):
+        row["p_adjusted"] = p
+
+
+def _ladder(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, flips: int) -> list[Row]:
+    at = {"none": by_name["none"], "all": by_name[runs.filler]}
+    at |= {step: by_name[name] for step, name in runs.ladder.items()}
+    columns = [
+        at["all"] - at["question"] - at["answer"] + at["nobody"] if against is None else at[step] - at[against]
+        for step, against, _ in _CHANGES
+    ]
+    rows: list[Row] = []
+    tested = _tested(columns, rng, flips, [f"{step} against {against}" for step, against, _ in _CHANGES])
+    for (step, against, adds_up), found in zip(_CHANGES, tested, strict=True):
+        rows.append({"step": step, "against": against, "adds_up": adds_up, "delta": found.pop("mean"), **found})
+    rows = [row for row in rows if row["n"]]
+    _corrected([row for row in rows if row["adds_up"]])
+    return sorted(rows, key=lambda row: STEPS.index(row["step"]))
+
+
+def _effect(by_name: Mapping[str, Column], runs: Runs, name: str, direction: str, base: str) -> tuple[Column, Column]:
+    """What the patch does, and the whole that it is a share of; item by item."""
+    patched, filler, start = by_name[name], by_name[runs.filler], by_name[base]
+    return (patched - start if direction == "in" else filler - patched), filler - start
+
+
+def _shares(parts: Sequence[Column], wholes: Sequence[Column]) -> list[Row]:
+    part, whole = np.stack(parts, axis=1), np.stack(wholes, axis=1)
+    found, around = ratios_of_means(part, whole), mean_intervals(np.where(np.isnan(part), np.nan, whole))
+    return [
+        {"share": float(found.value[at]), "share_lo": float(found.lo[at]), "share_hi": float(found.hi[at])}
+        | {"whole": float(around.mean[at]), "whole_lo": float(around.lo[at]), "whole_hi": float(around.hi[at])}
+        for at in range(part.shape[1])
+    ]
+
+
+def _cells(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, flips: int) -> list[Row]:
+    if not runs.cells:
+        return []
+    both = [_effect(by_name, runs, one.condition.name, one.direction, one.base) for one in runs.cells]
+    parts, wholes = [part for part, _ in both], [whole for _, whole in both]
+    rows: list[Row] = []
+    tested = _tested(parts, rng, flips, [one.condition.name for one in runs.cells])
+    for one, found, share in zip(runs.cells, tested, _shares(parts, wholes), strict=True):
+        place = {"layer": one.layer, "part": one.part, "head": one.head, "direction": one.direction, "base": one.base}
+        rows.append(place | {"effect": found.pop("mean"), **found, **share})
+    rows = [row for row in rows if row["n"]]
+    _corrected(rows)
+    return rows
+
+
+def _chain(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, flips: int) -> list[Row]:
+    links = [(link, direction, name) for (link, direction), name in runs.chain.items()]
+    links += [("arm", "in", runs.arm)] if runs.arm else []
+    both = {(link, way): _effect(by_name, runs, name, way, "none") for link, way, name in links}
+    for way in DIRECTIONS:
+        through = ("both", way) if ("both", way) in both else ("attention-output", way)
+        part, whole = both[through]
+        both["elsewhere", way] = whole - part, whole
+    parts, wholes = [part for part, _ in both.values()], [whole for _, whole in both.values()]
+    rows: list[Row] = []
+    tested = _tested(parts, rng, flips, [" ".join(key) for key in both])
+    for (link, way), found, share in zip(both, tested, _shares(parts, wholes), strict=True):
+        moved = {"arm": runs.arm_moved, "mlp-activation": runs.filler_moved}.get(link)
+        said = {"moved": moved, "note": runs.arm_note if link == "arm" else None}
+        rows.append({"link": link, "direction": way, "effect": found.pop("mean"), **found, **share, **said})
+    return [row for row in rows if row["n"]]
