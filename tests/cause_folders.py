@@ -10,8 +10,8 @@ import numpy as np
 
 from mless.changes import Part
 from mless.results.folder import ResultFolder
-from mless.study.cause.cells import cells, chain, ladder, with_arm
-from mless.study.cause.tables import Runs, tables_of_changes
+from mless.study.cause.cells import Moved, Runs, cells, chain, ladder
+from mless.study.cause.tables import tables_of_changes
 from mless.values import ArmSettings, Condition
 
 SCALES = {"solution": 0.02, "contrast": 0.4, "pass@1": 0.05}
@@ -36,16 +36,10 @@ def write_cause(
     `whole`: the effect in units of the items' spread; at 0 there is none, and no share is known.
     """
     rng = np.random.default_rng(seed)
-    steps, links = ladder(FILLER), chain(FILLER, ("all",), activation=activation)
     places = cells(FILLER, range(1, layers + 1), parts, heads, ("all",))
-    arm = with_arm(ArmSettings(fraction=0.3))
-    runs = Runs(
-        FILLER.name,
-        {step: one.name for step, one in steps.items()},
-        places,
-        {key: one.name for key, one in links.items()},
-        *((arm.name, 0.31, 0.42, "ARM moves them 0.31 at most") if activation else ()),
-    )
+    moved = Moved(0.42, 0.31, ArmSettings(fraction=0.3), "ARM moves them by 0.31 at most, and the filler by 0.42")
+    links = chain(FILLER, ("all",), activation=activation)
+    runs = Runs(FILLER, ladder(FILLER), places, links, moved if activation else None)
     share = {"positions": 0.1, "seen-by-nobody": 0.15, "seen-by-question": 0.8, "seen-by-answer": 0.3, "mless": 1.0}
     for one in places:
         carried = {"attention-output": 0.7 * (one.layer == 3), "residual": 0.9 * (one.layer >= 3)}.get(one.part, 0.0)
@@ -54,7 +48,7 @@ def write_cause(
         share[one.condition.name] = carried if one.direction == "in" else 1 - carried
     changes = {}
     for metric in metrics:
-        by = whole * SCALES[metric] * np.array([share.get(name, 0.05) for name in runs.conditions()])
+        by = whole * SCALES[metric] * np.array([share.get(one.name, 0.05) for one in runs.conditions()])
         noise = rng.normal(0, 1, (items, 1)) * by / max(whole, 1) + SCALES[metric] * rng.normal(
             0, 0.3, (items, len(by))
         )
@@ -68,7 +62,7 @@ def write_cause(
         "task": "gsm8k",
         "model": {"label": label, "layers": layers},
         "inner": ["likelihood"],
-        "conditions": {one.name: asdict(one) for one in (Condition("none", "none"), FILLER, *steps.values(), arm)},
+        "conditions": {one.name: asdict(one) for one in (Condition("none", "none"), *runs.conditions())},
     }
     folder = ResultFolder(path)
     with folder.writing():

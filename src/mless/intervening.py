@@ -20,8 +20,9 @@ from mless.capture.following import decoder, followed
 from mless.capture.forwards import attention_of
 from mless.capture.patching import PatchHandle, RecordedRun, Recorder, patch_attached, places_of, recorded
 from mless.capture.seam import Call, Change, attended, changing, heads_of
+from mless.capture.starting import starting, watched
 from mless.changes import ANSWER, NAMED_SPANS, PARTS, Cut, Patch
-from mless.errors import BadPrompt, BadStudy, ProofFailed
+from mless.errors import BadPrompt, BadStudy, ProofFailed, UnsupportedArchitecture
 from mless.kernels.reference import probabilities
 from mless.models import LoadedModel
 from mless.proofs import state_gap
@@ -234,20 +235,42 @@ def prove_patches(model: nn.Module, patches: Sequence[Patch], prompt: Prompt) ->
                 f"{type(model).__name__}: putting a run's own {', '.join(sorted({part for part, _ in places}))} back changes its states; this family cannot be "
                 "patched there, see docs/adding-a-model.md"
             )
-        for one in whole:
-            layer = int(one.layers)
-            with (
-                patch_attached(model, [one], [probe], [other]),
-                recorded(model, [(one.part, layer)], [probe]) as recorder,
-            ):
-                _states(model, probe)
-            (found,) = recorder.runs()
-            if not all(map(torch.equal, found.of(one.part, layer), other.of(one.part, layer))):
+        with patch_attached(model, whole, [probe], [other]), recorded(model, places, [probe]) as recorder:
+            _states(model, probe)
+        (found,) = recorder.runs()
+        for part, layer in places:
+            if not all(map(torch.equal, found.of(part, layer), other.of(part, layer))):
                 raise ProofFailed(
-                    f"{type(model).__name__}: the {one.part} of layer {layer} does not hold what was put there; see docs/adding-a-model.md"
+                    f"{type(model).__name__}: the {part} of layer {layer} does not hold what was put there; see docs/adding-a-model.md"
                 )
         known[key] = {"own": 0.0, "values": 0.0}
     return known[key]
+
+
+def starts_anywhere(model: nn.Module, layers: int, prompt: Prompt) -> str:
+    """Whether a forward that starts at a later layer (`capture.starting`) has the bits of a whole one; empty if so, else why not."""
+    probe = _probe(prompt)
+    known = _PROVED.setdefault(model, {})
+    if "starts" not in known:
+        known["starts"] = {_why_not(model, layers, probe): 0.0}
+    return next(iter(known["starts"]))
+
+
+def _why_not(model: nn.Module, layers: int, probe: Prompt) -> str:
+    places = [("residual", layer) for layer in range(1, layers)]
+    try:
+        with watched(model, range(1, layers + 1)) as alone, recorded(model, cast("Any", places), [probe]) as recorder:
+            plain = _states(model, probe)
+    except UnsupportedArchitecture as fault:
+        return str(fault)
+    if len(alone) < layers or not all(alone.values()):
+        return "a layer hands on more than the residual stream"
+    runs = recorder.runs()
+    for first in range(2, layers + 1):
+        with starting(model, first, runs, 1, runs[0].length):
+            if not torch.equal(plain, _states(model, probe)):
+                return f"layer {first} takes more from earlier layers than the residual stream"
+    return ""
 
 
 def _probe(prompt: Prompt) -> Prompt:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from mless.capture.following import Follower, Places
 from mless.capture.forwards import attention_of
+from mless.capture.pairing import aligned, check_patch, inserts
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, Change, GivenMask, LazyMask, Mask, attended, attending, changing, heads_of
-from mless.changes import ANSWER, GROUPS, NAMED_SPANS, PARTS, Part, Patch, spans_of
+from mless.changes import ANSWER, NAMED_SPANS, PARTS, Part, Patch, spans_of
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points, layer_modules, mlp_modules
@@ -49,64 +50,6 @@ class RecordedRun:
                 f"the other run was recorded without {part} of layer {layer}; record it: mless.recording(model, prompts, parts=…, layers=…)"
             )
         return self.values[part, layer]
-
-
-def positions_of(prompt: Prompt) -> Sequence[int]:
-    return prompt.position_ids if prompt.position_ids is not None else range(len(prompt))
-
-
-# ---- which tokens both runs have ---------------------------------------------------------------------------------------
-
-
-def aligned(prompt: Prompt, other: Prompt, at: Sequence[str]) -> Int64[np.ndarray, "2 tokens"]:
-    """Places in the first prompt, of tokens in the spans `at`, and those of the same tokens in the other. Both must hold the same original tokens."""
-    ours, theirs = prompt.original, other.original
-    same = [prompt.token_ids[i] for i in ours] == [other.token_ids[i] for i in theirs]
-    if not same or prompt.item != other.item:
-        raise BadPrompt(
-            f"a patch from item {other.item!r} ({other.condition}) into {prompt.item!r} ({prompt.condition}): the prompts do not hold the same "
-            "original tokens, so there are no values to take; patch between conditions that only insert filler or move positions"
-        )
-    pairs = list(zip(ours, theirs, strict=True))
-    filler = [one.positions("filler") for one in (prompt, other)]
-    if [prompt.token_ids[i] for i in filler[0]] == [other.token_ids[i] for i in filler[1]]:
-        pairs += zip(*filler, strict=True)
-    names = [NAMED_SPANS[label] for label in prompt.span_ids]
-    found = [pair for pair in sorted(pairs) if names[pair[0]] in at]
-    return np.array(found, np.int64).reshape(-1, 2).T
-
-
-def inserts(patch: Patch, prompt: Prompt, other: Prompt) -> bool:
-    """Whether the patch puts the other prompt's filler, as keys and values, into a prompt without it."""
-    has, lacks = (any(span.name == "filler" for span in one.spans) for one in (other, prompt))
-    return patch.part == "keys-values" and "filler" in spans_of(patch.at) and has and not lacks
-
-
-def check_patch(patch: Patch, prompt: Prompt, other: Prompt, *, answer: bool = True) -> None:
-    """Refuse a patch that means nothing between two prompts. `answer`: tokens follow them."""
-    where = f"item {prompt.item!r}, condition {prompt.condition!r}"
-    ours, theirs = aligned(prompt, other, NAMED_SPANS)
-    there = {*(NAMED_SPANS[prompt.span_ids[at]] for at in ours), *([ANSWER] if answer else [])}
-    for name in patch.at:
-        if name in there or name in GROUPS or (name == "filler" and inserts(patch, prompt, other)):
-            continue
-        if name == "filler":
-            raise BadPrompt(
-                f"{where}: the patch of {patch.part} names at = 'filler', which is not in both prompts, so it has no value to take; only keys-values can be "
-                "put into a prompt without it"
-            )
-        raise BadPrompt(
-            f"{where}: the patch of {patch.part} names at = {name!r}, but the prompt has no such span; it has: "
-            f"{', '.join(one for one in NAMED_SPANS if one in there)}"
-        )
-    if patch.part == "keys-values":
-        mine, its = positions_of(prompt), positions_of(other)
-        moved = next(((a, b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True) if mine[a] != its[b]), None)
-        if moved is not None:
-            raise BadPrompt(
-                f"{where}: keys hold positions, and token {moved[0]} is at position {mine[moved[0]]} here and at {its[moved[1]]} under {other.condition!r}; "
-                "patch keys-values into a condition with the same positions (position-only for a filler's)"
-            )
 
 
 # ---- the places in a model ---------------------------------------------------------------------------------------------
@@ -293,6 +236,7 @@ class PatchHandle(_Watch):
         runs: Sequence[RecordedRun],
         *,
         answer: bool = True,
+        by_row: Sequence[Sequence[Patch]] | None = None,
     ) -> None:
         self._heads, self._answer = heads_of(model), answer
         self._layers: dict[Patch, list[int]] = {}
@@ -306,9 +250,9 @@ class PatchHandle(_Watch):
         self._by_row: list[tuple[Patch, ...]] = []
         self._runs: list[RecordedRun] = []
         self._made: tuple[int, dict[Place, list[_Put]], dict[int, _Inserted]] | None = None
-        self._check(prompts, runs, [tuple(patches)] * len(prompts))
+        self._check(prompts, runs, by_row or [tuple(patches)] * len(prompts))
         super().__init__(model, places_of(model, patches), prompts)
-        self.rows(prompts, runs)
+        self.rows(prompts, runs, by_row)
 
     def rows(
         self,
@@ -565,10 +509,11 @@ def patch_attached(
     runs: Sequence[RecordedRun],
     *,
     answer: bool = True,
+    by_row: Sequence[Sequence[Patch]] | None = None,
 ) -> Generator[PatchHandle]:
-    """Inside the block the patches are in force in every forward of the model."""
+    """Inside the block the patches are in force in every forward of the model. `by_row`: each row's own of them."""
     whole: nn.Module = model.model if isinstance(model, LoadedModel) else model
-    handle = PatchHandle(whole, patches, prompts, runs, answer=answer)
+    handle = PatchHandle(whole, patches, prompts, runs, answer=answer, by_row=by_row)
     with _entered(whole, handle):
         yield handle
 

@@ -38,7 +38,7 @@ def check_prompts(conditions: Sequence[Condition], prompts: Mapping[str, Sequenc
     if not any(one.cut or one.patch for one in conditions):
         return
     from mless.capture.cutting import check_cuts
-    from mless.capture.patching import check_patch
+    from mless.capture.pairing import check_patch
 
     for condition in conditions:
         for number, prompt in enumerate(prompts[condition.name]):
@@ -50,7 +50,7 @@ def check_prompts(conditions: Sequence[Condition], prompts: Mapping[str, Sequenc
 
 def refuse_put_in(conditions: Sequence[Condition], prompts: Mapping[str, Sequence[Prompt]], why: str) -> None:
     """Refuse patches that put a filler's keys into a prompt without it."""
-    from mless.capture.patching import inserts
+    from mless.capture.pairing import inserts
 
     for condition in conditions:
         for patch in condition.patch:
@@ -69,11 +69,13 @@ def prove_changes(
 
     found: dict[str, Any] = {}
     for condition in conditions:
-        first = prompts[condition.name][0]
         if cuts := loaded_cuts(condition, model):
-            found[f"cuts of {condition.name}"] = prove_cuts(model.model, cuts, first)
-        if patches := loaded_patches(condition, model):
-            found[f"patches of {condition.name}"] = prove_patches(model.model, patches, first)
+            found[f"cuts of {condition.name}"] = prove_cuts(model.model, cuts, prompts[condition.name][0])
+    # All at once: there may be hundreds.
+    patches = {patch: condition.name for condition in conditions for patch in loaded_patches(condition, model)}
+    if patches:
+        first = prompts[next(iter(patches.values()))][0]
+        found["patches"] = prove_patches(model.model, list(patches), first)
     return found
 
 

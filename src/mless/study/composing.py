@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,7 +38,7 @@ Readout = Literal["likelihood", "accuracy"]
 
 #: Fields that an inner study does not take over as they are.
 _OF_THE_OUTER = frozenset(
-    "name title figure primary condition conditions accuracy likelihood placebo dose multiverse measures options".split()
+    "name title figure primary condition conditions accuracy likelihood placebo dose multiverse cause measures options".split()
 )
 
 #: A metric → each item's change against `none` under each condition; NaN where the item has no value.
@@ -57,6 +57,8 @@ class Composition:
     judged: Any
     #: Whether an inner study that cannot be run is left out, and the others go on; it is called with the folder's name and the fault.
     goes_on: Callable[[str, MlessError], bool] = lambda name, fault: False
+    #: What was found before the inner studies ran, for study.json: a name → anything that JSON holds.
+    noted: Mapping[str, Any] = field(default_factory=dict[str, Any])
     #: What study.json takes over from the inner folders: what is the same in all of them.
     facts: Sequence[str] = ("engine", "model", "tokenizer", "prompt", "device", "implementations", "lacking")
 
@@ -124,9 +126,17 @@ def inner_spec(
 
 def _declared(conditions: Sequence[Condition]) -> dict[str, dict[str, Any]]:
     names = ("kind", "filler", "length", "placement", "seed")
-    return {
-        one.name: {name: getattr(one, name) for name in names if getattr(one, name) is not None} for one in conditions
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for one in conditions:
+        changed = {"cut": [asdict(cut) for cut in one.cut], "patch": [asdict(patch) for patch in one.patch]}
+        arm = {"arm": asdict(one.arm)} if one.arm is not None else {}
+        own = {
+            name: value
+            for name in names
+            if (value := getattr(one, name)) is not None and (name, value) != ("length", 0)
+        }
+        found[one.name] = own | {name: value for name, value in changed.items() if value} | arm
+    return found
 
 
 def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, made: Composition) -> Outcome:
@@ -160,6 +170,7 @@ def run_composed(measurement: Composed, job: Job, run: Run, subject: Subject, ma
         model=subject.about(),
         inner=list(made.inner),
         command=rerun_command(spec, folder.path, job.trust_remote_code),
+        **made.noted,
     )
     with folder.writing():
         folder.write_manifest(about)

@@ -37,6 +37,7 @@ _JUDGING = {
     "placebo": ("by",),
     "dose": ("dev_share",),
     "multiverse": (*MULTIVERSE_SETTINGS, "by"),  # another grid adds inner folders and leaves the others as they are
+    "cause": ("by",),
 }
 #: Fields that answers do not depend on.
 OF_ATTENTION = ("layers", "heads", "batch_size", "group_tokens", "margins", "flips")
@@ -98,7 +99,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     unused = ["arm"] if not any(condition.arm for condition in conditions_of(spec)) else []
     unused += [
         key
-        for key in ("activations", "affine", "tune", "placebo", "dose", "multiverse", "measures", "options")
+        for key in ("activations", "affine", "tune", "placebo", "dose", "multiverse", "cause", "measures", "options")
         if not getattr(spec, key)
     ]
     fields = {key: value for key, value in fields.items() if key not in unused}

@@ -27,6 +27,7 @@ MEASUREMENTS: Registry[type[Measurement]] = Registry(
         "placebo": "mless.study.placebo.measure:PlaceboMeasurement",
         "dose": "mless.study.dose.measure:DoseMeasurement",
         "multiverse": "mless.study.multiverse.measure:MultiverseMeasurement",
+        "cause": "mless.study.cause.measure:CauseMeasurement",
         "tune": "mless.study.tuning.measure:TuningMeasurement",
     },
     wants="a class of mless.study.bench.Measurement",

@@ -31,6 +31,7 @@ from mless.study.spec_tables import (
     ActivationsTable,
     AffineTable,
     ArmTable,
+    CauseTable,
     Conditions,
     ConditionTable,
     DoseTable,
@@ -65,6 +66,7 @@ __all__ = [
     "PROGRAMMER",
     "AccuracyTable",
     "ArmTable",
+    "CauseTable",
     "ConditionTable",
     "DoseTable",
     "EngineTable",
@@ -127,6 +129,7 @@ class StudySpec(BaseModel):
     placebo: PlaceboTable | None = None
     dose: DoseTable | None = None
     multiverse: MultiverseTable | None = None
+    cause: CauseTable | None = None
     measures: str | None = None  # a measurement without a table of its own here, by the name it is registered by
     options: dict[str, Any] = {}  # what that measurement takes
 

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from mless import limits, tasks
-from mless.changes import Cut, Patch
+from mless.changes import PARTS, Cut, Patch
 from mless.conditions import EDITS
 from mless.engines import ENGINES, Decoding, EngineKind
 from mless.errors import BadStudy
@@ -274,6 +274,7 @@ COMPOSED = {
     "placebo": ("likelihood", "accuracy"),
     "dose": ("likelihood",),
     "multiverse": ("likelihood", "accuracy"),
+    "cause": ("likelihood", "accuracy"),
 }
 
 
@@ -313,6 +314,53 @@ class DoseTable(BaseModel):
     def measured(self) -> dict[str, Any]:
         """The settings that stored numbers depend on."""
         return self.model_dump(exclude={"dev_share"})
+
+
+def _split_spans(value: Any) -> Any:
+    return value if isinstance(value, list) else _split_names(value)
+
+
+Spans = Annotated[list[str], BeforeValidator(_split_spans)]
+
+#: What a cause study finds.
+CAUSE_PARTS = ("ladder", "map", "chain")
+
+
+class CauseTable(BaseModel):
+    """What the effect of the study's filler is taken apart into: ``[cause]``. The map is of the study's `layers`."""
+
+    model_config = FORBID
+    of: Names = list(CAUSE_PARTS)
+    parts: Names = ["attention-output", "mlp-output", "residual"]  # of the map
+    every: Annotated[int, at_most(limits.LAYERS)] = Field(default=1, ge=1)  # 3: every third layer, from the first on
+    by_head: bool = False  # attention outputs head by head, of the study's `heads`
+    at: Spans = ["all"]  # spans whose tokens are patched
+    by: Names = ["likelihood"]  # and accuracy, if asked
+
+    @field_validator("by")
+    @classmethod
+    def _readouts(cls, by: list[str]) -> list[str]:
+        return _check_readouts(by, COMPOSED["cause"])
+
+    @model_validator(mode="after")
+    def _are_known(self) -> CauseTable:
+        for field, known_ones in (("of", CAUSE_PARTS), ("parts", PARTS)):
+            asked: list[str] = getattr(self, field)
+            if not asked or len(set(asked)) < len(asked):
+                raise ValueError(f"{field}: name at least one, and each once; got {', '.join(asked) or 'none'}")
+            for one in asked:
+                if one not in known_ones:
+                    raise ValueError(
+                        f"{field}: no {one[:60]!r}{near(one[:60], known_ones)}; there are: {', '.join(known_ones)}"
+                    )
+        _as_value_error(lambda: Patch("residual", at=self.at))
+        if self.by_head and "attention-output" not in self.parts:
+            raise ValueError("by_head: only attention-output is apart by head; add it to parts, or leave by_head out")
+        return self
+
+    def measured(self) -> dict[str, Any]:
+        """The settings that stored numbers depend on."""
+        return self.model_dump(exclude={"by"})
 
 
 #: System texts that a multiverse knows by name, besides `study`, the study's own.
@@ -392,13 +440,6 @@ class MultiverseTable(BaseModel):
 
 #: The settings of a specification, in the order of tables and pictures; the last two judge answers.
 MULTIVERSE_SETTINGS = ("template", "system", "dtype", "engine", "extraction", "grader")
-
-
-def _split_spans(value: Any) -> Any:
-    return value if isinstance(value, list) else _split_names(value)
-
-
-Spans = Annotated[list[str], BeforeValidator(_split_spans)]
 
 
 class CutTable(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mless.changes import Cut, Part, Patch
@@ -88,5 +88,38 @@ def chain(filler: Condition, at: Sequence[str], *, activation: bool) -> dict[tup
     return found
 
 
-def with_arm(settings: ArmSettings) -> Condition:
-    return Condition("arm-equal", "none", arm=settings)
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far a token's activations of layer 1 are from those without filler (L2; root mean square over original tokens), and ARM that moves them
+    as far.
+    """
+
+    filler: float
+    arm: float
+    settings: ArmSettings
+    #: Where ARM could not be made to move them as far.
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of a study: the steps of the ladder, the cells of the map, and the links of the chain by name and direction."""
+
+    filler: Condition
+    ladder: Mapping[str, Condition]
+    cells: Sequence[Cell]
+    chain: Mapping[tuple[str, str], Condition]
+    moved: Moved | None = None
+
+    @property
+    def arm(self) -> Condition | None:
+        """ARM in layer 1, beside the chain."""
+        return None if self.moved is None or not self.chain else Condition("arm-equal", "none", arm=self.moved.settings)
+
+    def conditions(self) -> list[Condition]:
+        """Each once, but `none`, in the order of the columns of a table of changes."""
+        found = [self.filler, *self.ladder.values()]
+        if any(one.base == POSITIONS for one in self.cells):
+            found.append(ladder(self.filler)[POSITIONS])
+        found += [*(one.condition for one in self.cells), *self.chain.values(), *([self.arm] if self.arm else [])]
+        return list({one.name: one for one in reversed(found)}.values())[::-1]

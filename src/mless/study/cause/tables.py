@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from mless.results.schemas import table_of_rows
 from mless.stats.intervals import mean_intervals
 from mless.stats.ratios import ratios_of_means
 from mless.stats.shares import holm, sign_flip
-from mless.study.cause.cells import Cell
+from mless.study.cause.cells import Runs
 from mless.study.composing import Changes
 
 Row = dict[str, Any]
@@ -35,35 +34,15 @@ _CHANGES: tuple[tuple[str, str | None, bool], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Which runs the tables are made of. `ladder`: the condition of each step; `chain`: of each link and direction."""
-
-    filler: str
-    ladder: Mapping[str, str]
-    cells: Sequence[Cell]
-    chain: Mapping[tuple[str, str], str]
-    #: ARM's run, how far it moves layer 1's activations and how far the filler does, and what is to be said of it.
-    arm: str | None = None
-    arm_moved: float | None = None
-    filler_moved: float | None = None
-    arm_note: str | None = None
-
-    def conditions(self) -> list[str]:
-        """All names once, in the order of the columns of a table of changes."""
-        named = [*self.ladder.values(), self.filler, *(one.condition.name for one in self.cells), *self.chain.values()]
-        return list(dict.fromkeys([*named, *([self.arm] if self.arm else [])]))
-
-
 def tables_of_changes(
     changes: Changes, runs: Runs, names: Mapping[str, str], *, seed: int, flips: int = 100_000
 ) -> Mapping[str, pa.Table]:
     """`changes` has a column for each of the runs' conditions, in their order."""
     ladder, cells, chain = list[Row](), list[Row](), list[Row]()
     for number, (metric, table) in enumerate(changes.items()):
-        own = {**names, "condition": runs.filler, "metric": metric}
-        by_name: dict[str, Column] = dict(zip(runs.conditions(), table.T, strict=True))
-        by_name["none"] = np.where(np.isnan(by_name[runs.filler]), np.nan, 0.0)
+        own = {**names, "condition": runs.filler.name, "metric": metric}
+        by_name: dict[str, Column] = {one.name: column for one, column in zip(runs.conditions(), table.T, strict=True)}
+        by_name["none"] = np.where(np.isnan(by_name[runs.filler.name]), np.nan, 0.0)
         rng = np.random.default_rng([seed, number])
         ladder += [own | row for row in _ladder(by_name, runs, rng, flips)]
         cells += [own | row for row in _cells(by_name, runs, rng, flips)]
@@ -93,8 +72,10 @@ def _corrected(rows: Sequence[Row]) -> None:
 
 
 def _ladder(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, flips: int) -> list[Row]:
-    at = {"none": by_name["none"], "all": by_name[runs.filler]}
-    at |= {step: by_name[name] for step, name in runs.ladder.items()}
+    if not runs.ladder:
+        return []
+    at = {"none": by_name["none"], "all": by_name[runs.filler.name]}
+    at |= {step: by_name[one.name] for step, one in runs.ladder.items()}
     columns = [
         at["all"] - at["question"] - at["answer"] + at["nobody"] if against is None else at[step] - at[against]
         for step, against, _ in _CHANGES
@@ -110,7 +91,7 @@ def _ladder(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator,
 
 def _effect(by_name: Mapping[str, Column], runs: Runs, name: str, direction: str, base: str) -> tuple[Column, Column]:
     """What the patch does, and the whole that it is a share of; item by item."""
-    patched, filler, start = by_name[name], by_name[runs.filler], by_name[base]
+    patched, filler, start = by_name[name], by_name[runs.filler.name], by_name[base]
     return (patched - start if direction == "in" else filler - patched), filler - start
 
 
@@ -140,8 +121,11 @@ def _cells(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, 
 
 
 def _chain(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, flips: int) -> list[Row]:
-    links = [(link, direction, name) for (link, direction), name in runs.chain.items()]
-    links += [("arm", "in", runs.arm)] if runs.arm else []
+    if not runs.chain:
+        return []
+    links = [(link, direction, one.name) for (link, direction), one in runs.chain.items()]
+    arm = runs.arm
+    links += [("arm", "in", arm.name)] if arm is not None else []
     both = {(link, way): _effect(by_name, runs, name, way, "none") for link, way, name in links}
     for way in DIRECTIONS:
         through = ("both", way) if ("both", way) in both else ("attention-output", way)
@@ -151,7 +135,9 @@ def _chain(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator, 
     rows: list[Row] = []
     tested = _tested(parts, rng, flips, [" ".join(key) for key in both])
     for (link, way), found, share in zip(both, tested, _shares(parts, wholes), strict=True):
-        moved = {"arm": runs.arm_moved, "mlp-activation": runs.filler_moved}.get(link)
-        said = {"moved": moved, "note": runs.arm_note if link == "arm" else None}
+        said: Row = {}
+        if runs.moved is not None:
+            said["moved"] = {"arm": runs.moved.arm, "mlp-activation": runs.moved.filler}.get(link)
+            said["note"] = runs.moved.note if link == "arm" else None
         rows.append({"link": link, "direction": way, "effect": found.pop("mean"), **found, **share, **said})
     return [row for row in rows if row["n"]]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mless.changes import Patch
 from mless.errors import BadStudy, ProofFailed
 from mless.results.schemas import (
     CANDIDATES,
@@ -26,10 +25,10 @@ from mless.results.schemas import (
 from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
-from mless.study.changing import loaded_cuts, loaded_patches, prove_changes
+from mless.study.changing import loaded_cuts, prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import changes, cut_rows, patched_rows, recorded_rows
+from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
 from mless.study.likelihood.words import likelihood_lines, without_distributions
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mless.capture.branching import Branches
-    from mless.capture.patching import RecordedRun
     from mless.capture.scoring import Scorer, Scores
     from mless.redistribution import ArmHandle
 
@@ -53,6 +51,8 @@ ALONE = frozenset(("cpu",))
 #: Tokens that run at once on a GPU unless the study says it. Fewer than for other measurements: groups are always full, and the last one of each
 #: length mostly with nothing.
 _GPU_TOKENS = 4096
+#: Groups of patched rows come after all others: digests are hexadecimal.
+_PATCHED = "patched "
 #: Bytes of states of `none` that are kept to compare with.
 _KEPT = 4 << 30
 
@@ -88,6 +88,9 @@ class LikelihoodMeasurement(Measurement):
         self._together = True
         self._alone = True
         self._states: OrderedDict[int, Tensor] = OrderedDict()
+        #: By the number of rows at once, and why patched rows run from the first layer on, where they do.
+        self._recorded: dict[int | None, Recordings] = {}
+        self._why_whole = ""
         #: The engine, where mless does not read the model itself.
         self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
@@ -193,21 +196,34 @@ class LikelihoodMeasurement(Measurement):
 
     def _prove_changes(self, bench: Bench) -> dict[str, Any]:
         """Cuts and patches do what they say on this model, and a row that has them has the same bits alone and beside others."""
+        from mless.intervening import starts_anywhere
+
         found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
-        for condition in bench.conditions if not self._alone else ():
-            units = [unit for unit in bench.units() if unit.condition is condition and self._texts[unit.number]][:4]
-            if not changes(condition) or len(units) < 2:
-                continue
+        if any(one.patch for one in bench.conditions):
+            self._why_whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
+            found["patched runs"] = self._why_whole or "start at the first layer that is changed"
+        for units in self._beside_each_other(bench) if not self._alone else ():
             # As patched rows are compared with `none`, whose states are not there yet, without distances.
             alone = self._score(bench, units[:1], None, changed=True, compared=False)[units[0].key]
             among = self._score(bench, units[::-1], None, changed=True, compared=False)[units[0].key]
             texts = zip((t for one in alone for t in one.texts), (t for one in among for t in one.texts), strict=True)
             if any((a != b).any() for a, b in texts):
                 raise ProofFailed(
-                    f"{bench.model.label}: under {condition.name!r} a row's log-probabilities have other bits beside other rows than alone, on "
+                    f"{bench.model.label}: under {units[0].condition.name!r} a row's log-probabilities have other bits beside other rows than alone, on "
                     f"{bench.model.device}; try --set group_tokens=1, which runs rows one by one"
                 )
         return found
+
+    def _beside_each_other(self, bench: Bench) -> Iterator[list[Unit]]:
+        """Some units of each kind of changes, as they run together: patches of one item, and one condition's cuts. Hundreds of patches are a few kinds."""
+        seen: set[Any] = set()
+        for group in self.groups(bench, bench.units()):
+            first = group.units[0].condition
+            kind = (first.cut, tuple(one.part for one in first.patch))
+            units = [unit for unit in group.units if self._texts[unit.number]][:4]
+            if changes(first) and kind not in seen and len(units) > 1:
+                seen.add(kind)
+                yield units
 
     @property
     def implementations(self) -> dict[str, str | list[str]]:
@@ -219,7 +235,8 @@ class LikelihoodMeasurement(Measurement):
             self._asking.about = dict(stored.get("engine") or {})
 
     def stop(self) -> None:
-        self.spare_memory()  # gigabytes of the device's
+        self._states.clear()  # gigabytes of the device's
+        self._recorded.clear()
         if self._asking is not None:
             self._asking.stop()
 
@@ -239,10 +256,15 @@ class LikelihoodMeasurement(Measurement):
         alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
-            arm += digest(repr((unit.condition.cut, unit.condition.patch))) if changes(unit.condition) else ""
+            of = 0
+            if unit.condition.patch and (alone or not unit.condition.cut):
+                # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
+                arm, of = f"{_PATCHED}{arm}", unit.number
+            elif changes(unit.condition):
+                arm += digest(repr((unit.condition.cut, unit.condition.patch)))
             # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
-            order[arm, 0 if alone else self._padded(unit)].append(unit)
-        for (_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
+            order[arm, of, 0 if alone else self._padded(unit)].append(unit)
+        for (*_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
@@ -339,44 +361,44 @@ class LikelihoodMeasurement(Measurement):
 
     @contextmanager
     def _changed(self, bench: Bench, batch: Sequence[tuple[Unit, int, Branches]], width: int | None) -> Generator[None]:
-        """The cuts and patches that these rows have in common. The runs that patches take their values from are made here, with the same texts."""
-        from mless.capture.branching import branches
-
-        condition = batch[0][0].condition
-        if not changes(condition):
-            yield
-            return
-        model = bench.model
-        theirs: list[Branches] = []
-        cuts, patches = loaded_cuts(condition, model), loaded_patches(condition, model)
+        """The cuts that these rows have in common, and each row's patches."""
+        conditions = [unit.condition for unit, *_ in batch]
         with ExitStack() as stack:
-            if patches:
-                source = next(one for one in bench.conditions if one.name == patches[0].source)
-                for unit, at, row in batch:
-                    ids = self._texts[unit.number].ids()
-                    own = ids if len(row.paths) == len(ids) else [ids[at]]
-                    theirs.append(branches(bench.prompts_of(source.name)[unit.number], own))
-                runs = self._runs(bench, source, patches, theirs, width)
-                stack.enter_context(patched_rows(model, patches, [row for *_, row in batch], runs))
-            if cuts:
-                stack.enter_context(cut_rows(model, cuts, [row for *_, row in batch]))
+            if any(one.patch for one in conditions):
+                rows = [
+                    (unit.condition, Source(unit.condition.patch[0].source, unit.number, at), row)
+                    for unit, at, row in batch
+                ]
+                count, length = self._place(bench, rows[0][2], width)
+                stack.enter_context(self._recordings(bench, width).patched(rows, count, length))
+            if cuts := loaded_cuts(conditions[0], bench.model):
+                stack.enter_context(cut_rows(bench.model, cuts, [row for *_, row in batch]))
             yield
 
-    def _runs(
-        self, bench: Bench, source: Condition, patches: Sequence[Patch], rows: Sequence[Branches], width: int | None
-    ) -> list[RecordedRun]:
-        """The rows of the condition that patches take their values from, recorded."""
-        from mless.capture.patching import places_of
+    def _recordings(self, bench: Bench, width: int | None) -> Recordings:
+        """Made once for each width: a row has the same bits in both runs only where both run in the same shape."""
+        if width not in self._recorded:
+            assert self._scorer is not None
 
-        assert self._scorer is not None
-        model = bench.model
-        found: list[RecordedRun] = []
-        theirs = loaded_cuts(source, model)
-        for row in rows:
-            count, length = (1, len(row)) if self._alone else self._shape(bench, row, width)
-            with cut_rows(model, theirs, [row]) if theirs else nullcontext():
-                found += recorded_rows(model, places_of(model.model, patches), [row], self._scorer, count, length)
-        return found
+            def row_of(source: Source) -> Branches:
+                prompt = bench.prompts_of(source.condition)[source.number]
+                one = Unit(bench.conditions[0], source.number, prompt)
+                return self._rows(one)[source.at]
+
+            self._recorded[width] = Recordings(
+                bench.model,
+                bench.conditions,
+                bench.prompts or {},
+                self._scorer,
+                row_of,
+                lambda row: self._place(bench, row, width),
+                whole=bool(self._why_whole),
+            )
+        return self._recorded[width]
+
+    def _place(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
+        """Rows × tokens of the forward that a patched row, or one that is recorded, runs in."""
+        return (1, len(row)) if self._alone else self._shape(bench, row, width)
 
     def _telling(self, bench: Bench, arm: ArmHandle, units: Sequence[Unit], count: int) -> Callable[[Tensor], None]:
         """ARM draws by a token's place in its own text, and by the item."""
@@ -408,6 +430,8 @@ class LikelihoodMeasurement(Measurement):
 
     def spare_memory(self) -> None:
         self._states.clear()
+        for one in self._recorded.values():
+            one.sparing()
 
     def _scored(self, bench: Bench, unit: Unit, scored: Sequence[Scores] | None) -> Mapping[str, pa.Table]:
         """Called while the next groups run: on a GPU the numbers may not be there before."""

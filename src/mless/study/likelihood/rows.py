@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mless.changes import Cut, Patch
-from mless.values import Condition
+from mless.study.changing import loaded_cuts, loaded_patches
+from mless.values import Condition, Prompt, numbers_of
 
 if TYPE_CHECKING:
     from mless.capture.branching import Branches
@@ -44,9 +45,112 @@ def patched_rows(
     from mless.capture.patching import patch_attached
 
     prompts = [row.prompt for row in rows]
-    with patch_attached(model, patches, prompts, runs) as handle:
+    with patch_attached(model, patches, prompts, runs, by_row=by_row) as handle:
         handle.rows(prompts, runs, by_row, [len(row) for row in rows], [row.depth for row in rows])
         yield
+
+
+class Source(NamedTuple):
+    """A row of a condition without changes: what a patched row takes its values from, or what it is before it is patched."""
+
+    condition: str
+    number: int
+    #: Which of the unit's rows; texts may have a row each.
+    at: int
+
+
+class Recordings:
+    """What rows of unchanged conditions compute, recorded once for all patches of an item.
+
+    `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in. `whole`: patched rows run from the first layer on.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        conditions: Sequence[Condition],
+        prompts: Mapping[str, Sequence[Prompt]],
+        scorer: Scorer,
+        row_of: Callable[[Source], Branches],
+        shape_of: Callable[[Branches], tuple[int, int]],
+        *,
+        whole: bool,
+    ) -> None:
+        from mless.capture.patching import places_of
+
+        self._model, self._scorer, self._row_of, self._shape_of, self._whole = model, scorer, row_of, shape_of, whole
+        self._kept: dict[Source, RecordedRun] = {}
+        #: What is recorded of each condition; emptied where memory is short.
+        self._needed: dict[str, dict[Place, None]] = {}
+        self._cuts = {one.name: loaded_cuts(one, model) for one in conditions}
+        plain = [one for one in conditions if not (changes(one) or one.arm or one.again)]
+        by_prompts = {_tokens(prompts[one.name]): one.name for one in reversed(plain)}
+        #: By patched condition: the one with the same prompts and no changes, and the first layer that differs from it.
+        self._bases: dict[str, tuple[str, int]] = {}
+        for one in conditions:
+            if not one.patch:
+                continue
+            patches = loaded_patches(one, model)
+            self._need(one.patch[0].source, places_of(model.model, patches))
+            base = by_prompts.get(_tokens(prompts[one.name]))
+            first = min((_first(change, model) for change in (*patches, *self._cuts[one.name])), default=1)
+            if base is not None and first > 1 and one.arm is None and not whole:
+                self._bases[one.name] = base, first
+                self._need(base, [("residual", first - 1)])
+
+    def _need(self, condition: str, places: Iterable[Place]) -> None:
+        self._needed.setdefault(condition, {}).update(dict.fromkeys(places))
+
+    def sparing(self) -> None:
+        """Keep nothing, and record from now on only what is asked for."""
+        self._kept.clear()
+        self._needed.clear()
+        self._bases.clear()
+
+    @contextmanager
+    def patched(self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int) -> Generator[None]:
+        """Inside the block a forward of these rows has their patches. Each comes with its condition and the row that it takes its values from."""
+        from mless.capture.patching import places_of
+        from mless.capture.starting import starting
+
+        model = self._model
+        here = {source.number for _, source, _ in batch}
+        self._kept = {source: run for source, run in self._kept.items() if source.number in here}
+        by_row = [loaded_patches(condition, model) for condition, _, _ in batch]
+        places = [places_of(model.model, patches) for patches in by_row]
+        runs = [self._run(source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
+        first = min((self._bases.get(condition.name, ("", 1))[1] for condition, _, _ in batch))
+        with ExitStack() as stack:
+            if first > 1:
+                own = [
+                    self._run(source._replace(condition=self._bases[condition.name][0]), [("residual", first - 1)])
+                    for condition, source, _ in batch
+                ]
+                stack.enter_context(starting(model.model, first, own, count, length))
+            every = list(dict.fromkeys(patch for patches in by_row for patch in patches))
+            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row))
+            yield
+
+    def _run(self, source: Source, asked: Sequence[Place]) -> RecordedRun:
+        run = self._kept.get(source)
+        if run is None or not all(place in run.values for place in asked):
+            row, cuts = self._row_of(source), self._cuts[source.condition]
+            count, length = self._shape_of(row)
+            wanted = list(self._needed.get(source.condition, {}) | dict.fromkeys(asked))
+            with cut_rows(self._model, cuts, [row]) if cuts else nullcontext():
+                (run,) = recorded_rows(self._model, wanted, [row], self._scorer, count, length)
+            self._kept[source] = run
+        return run
+
+
+def _tokens(prompts: Sequence[Prompt]) -> tuple[Any, ...]:
+    return tuple((one.token_ids, one.position_ids, one.hidden) for one in prompts)
+
+
+def _first(change: Cut | Patch, model: LoadedModel) -> int:
+    """The first layer whose computing differs. A residual stream is patched after its layer, which computes what it did."""
+    layer = min(numbers_of(change.layers, model.layers, "layer"))
+    return layer + 1 if isinstance(change, Patch) and change.part == "residual" else layer
 
 
 def recorded_rows(

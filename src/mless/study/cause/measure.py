@@ -1,0 +1,150 @@
+"""`mless run cause`: who has to see the filler, and through which part of which layer does it act?
+
+Every step of the ladder and every patch is a condition of one likelihood study (and, if asked, of one accuracy study) in an inner folder, so
+resuming, workers and row-stability work as in every study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mless import gates, limits, tasks
+from mless.changes import Part
+from mless.errors import BadStudy, UnsupportedArchitecture
+from mless.prompting import build_prompts, resolve_kind
+from mless.results.folder import ResultFolder
+from mless.study.bench import Composed, Job, Measurement, Outcome, Run
+from mless.study.cause import cells
+from mless.study.cause.cells import Moved, Runs
+from mless.study.cause.moving import equal_arm, moved_of
+from mless.study.cause.tables import tables_of_changes
+from mless.study.cause.words import cause_lines
+from mless.study.composing import Composition, Readout, changes_in, inner_spec, named_fillers, opened, run_composed
+from mless.study.identity import default_folder
+from mless.study.spec import CauseTable, StudySpec
+from mless.study.subject import Subject
+from mless.values import Condition, Item, Prompt, parse_numbers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What study.json calls the two distances of the chain.
+_NOTED = "layer_1_moved"
+
+
+class CauseMeasurement(Composed):
+    """Takes the effect of the study's filler apart, as ``[cause]`` says."""
+
+    tables = ("ladder", "cause", "chain")
+    needs = ("likelihood", "accuracy")
+    figures = ()
+    summed_up = ("ladder", "chain")
+
+    def compose(self, job: Job, run: Run, readouts: Mapping[str, type[Measurement]]) -> Outcome:
+        spec = job.spec
+        settings = spec.cause or CauseTable()
+        filler = _one_filler(spec)
+        subject = opened(job, weights=True)
+        assert subject.layers is not None
+        layers = parse_numbers(spec.layers, subject.layers, "layer")[:: settings.every]
+        heads = parse_numbers(spec.heads, subject.heads or 0, "head") if settings.by_head else []
+        noted = _noted(self, job, subject)
+        _, items = job.items or spec.load_items()
+        moved = _moved(job, subject, filler, items, noted) if "chain" in settings.of else None
+        made = _runs_of(filler, settings, layers, heads, moved)
+        listed = made.conditions()
+        by = cast("list[Readout]", settings.by)
+        studies = {name: inner_spec(spec, name, f"What {filler.name} is made of, by {name}", listed) for name in by}
+
+        def tables(inner: Mapping[str, ResultFolder]) -> Mapping[str, pa.Table]:
+            about = next(iter(inner.values())).about() or {}
+            names = {"model": about["model"]["label"], "task": about["task"]}
+            changes = changes_in(inner, about["items"], [one.name for one in listed])
+            return tables_of_changes(changes, made, names, seed=spec.seed, flips=spec.flips)
+
+        own = {
+            "cause": settings.measured() | {"layers": spec.layers, "heads": spec.heads if settings.by_head else None}
+        }
+        told = {_NOTED: asdict(moved) if isinstance(moved, Moved) else moved}
+        composition = Composition(studies, [Condition("none", "none"), *listed], tables, own, by, noted=told)
+        return run_composed(self, job, run, subject, composition)
+
+    @classmethod
+    def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
+        return cause_lines(path)
+
+
+def _one_filler(spec: StudySpec) -> Condition:
+    found = named_fillers(spec, spec.conditions, "cause")
+    if len(found) > 1:
+        raise BadStudy(
+            f"cause takes one filler's effect apart, and the study has {', '.join(one.name for one in found)}; name one: --conditions {found[0].name}"
+        )
+    if found[0].placement == "anywhere":
+        raise BadStudy(
+            f"cause: {found[0].name!r} stands anywhere in the prompt, so no span of it sees the filler in every item; use another placement, as before-question"
+        )
+    return found[0]
+
+
+def _noted(measurement: CauseMeasurement, job: Job, subject: Subject) -> Any:
+    """What an earlier run of the same folder has found about layer 1's activations; a run that goes on must not choose anew."""
+    stored = ResultFolder(job.out or default_folder(job.spec, subject.label, measurement.judged_by)).about() or {}
+    return stored.get(_NOTED)
+
+
+def _moved(job: Job, subject: Subject, filler: Condition, items: Sequence[Item], noted: Any) -> Moved | str:
+    """How far layer 1's activations move; why it is not known, of a model whose first layer has none."""
+    if noted is not None:
+        return noted if isinstance(noted, str) else moved_of(noted)
+    subject.load(job.progress, layers=[cells.FIRST])
+    assert subject.loaded is not None
+    without, prompts = (_prompts(job.spec, subject, one, items) for one in (Condition("none", "none"), filler))
+    try:
+        found = equal_arm(subject.loaded, without, prompts, job.spec.arm.settings())
+    except UnsupportedArchitecture as fault:
+        return str(fault)
+    finally:
+        subject.loaded = None
+    job.progress.say(
+        f"layer 1's activations: the filler moves them by {found.filler:.3g} a token; ARM with fraction {found.settings.fraction:g} by {found.arm:.3g}"
+    )
+    return found
+
+
+def _prompts(spec: StudySpec, subject: Subject, condition: Condition, items: Sequence[Item]) -> list[Prompt]:
+    kind = resolve_kind(spec.prompt, subject.tokenizer, subject.label)
+    sentences = tasks.filler_sentences()
+    return list(
+        build_prompts(
+            subject.tokenizer, items, condition, kind=kind, system=spec.system, seed=spec.seed, sentences=sentences
+        )
+    )
+
+
+def _runs_of(
+    filler: Condition, settings: CauseTable, layers: Sequence[int], heads: Sequence[int], moved: Moved | str | None
+) -> Runs:
+    known = moved if isinstance(moved, Moved) else None
+    found = Runs(
+        filler,
+        cells.ladder(filler) if "ladder" in settings.of else {},
+        cells.cells(filler, layers, cast("list[Part]", settings.parts), heads, settings.at)
+        if "map" in settings.of
+        else [],
+        cells.chain(filler, settings.at, activation=known is not None) if "chain" in settings.of else {},
+        known,
+    )
+    conditions = found.conditions()
+    gates.check_count(
+        len(conditions),
+        f"cause: runs of {len(layers)} layers, {len(settings.parts)} parts and both directions",
+        limits.CONDITIONS,
+        BadStudy,
+    )
+    if taken := [one.name for one in conditions if one is not filler and one.name == filler.name]:
+        raise BadStudy(f"cause: a run of its own is called {taken[0]!r} too; give your condition another name")
+    return found

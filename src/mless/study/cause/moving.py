@@ -1,0 +1,90 @@
+"""How far a filler moves layer 1's activations, and ARM that moves them as far: the comparison in the published chain."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+
+from mless.study.cause.cells import FIRST, Moved
+from mless.values import ArmSettings, Prompt, arm_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mless.models import LoadedModel
+
+#: Items that it is found on: their activations are held at once.
+MOST_ITEMS = 64
+#: The smallest and the largest share of values that ARM is tried with, and how often the range between them is halved.
+_LEAST, _MOST, _HALVINGS = 0.001, 0.99, 14
+#: Nearer than this, as a share of the filler's, counts as equal.
+_NEAR = 0.02
+
+
+def moved_of(stored: dict[str, Any]) -> Moved:
+    """As study.json has it."""
+    return Moved(stored["filler"], stored["arm"], arm_of(stored["settings"]), stored["note"])
+
+
+def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[Prompt], settings: ArmSettings) -> Moved:
+    """ARM with `settings` but for its share of values, which is chosen so that it moves layer 1's activations as far as the filler does."""
+    import torch
+
+    from mless.capture.pairing import aligned
+    from mless.capture.patching import record_prompts
+
+    held: list[Tensor] = []
+    total, tokens = 0.0, 0
+    for plain, prompt in zip(without[:MOST_ITEMS], prompts[:MOST_ITEMS], strict=True):
+        (before,), (after,) = (record_prompts(model, [("mlp-activation", FIRST)], [one]) for one in (plain, prompt))
+        ours, theirs = (
+            torch.from_numpy(at.copy()) for at in aligned(plain, prompt, ("start", "system", "question", "end"))
+        )
+        values = before.of("mlp-activation", FIRST)[0].index_select(0, ours.to(model.device))
+        other = after.of("mlp-activation", FIRST)[0].index_select(0, theirs.to(model.device))
+        total, tokens = total + _squares(other, values), tokens + len(values)
+        held.append(values)
+    wanted = math.sqrt(total / tokens)
+    seeds = [zlib.crc32(prompt.item.encode(errors="surrogatepass")) for prompt in without[:MOST_ITEMS]]
+    best = _share_for(wanted, lambda share: _by_arm(held, seeds, tokens, replace(settings, c=None, fraction=share)))
+    chosen = replace(settings, c=None, fraction=best, layers=(FIRST,))
+    reached = _by_arm(held, seeds, tokens, chosen)
+    near = abs(reached - wanted) <= _NEAR * wanted
+    word = "most" if reached < wanted else "least"
+    note = None if near else f"ARM moves them by {reached:.3g} at {word}, and the filler by {wanted:.3g}"
+    return Moved(wanted, reached, chosen, note)
+
+
+def _share_for(wanted: float, moved: Callable[[float], float]) -> float:
+    low, high = _LEAST, _MOST
+    if moved(low) >= wanted:
+        return low
+    if moved(high) <= wanted:
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if moved(middle) < wanted else (low, middle)
+    return round((low + high) / 2, 4)
+
+
+def _by_arm(
+    held: Sequence[Float[Tensor, "tokens units"]], seeds: Sequence[int], tokens: int, settings: ArmSettings
+) -> float:
+    import torch
+
+    from mless.redistribution import redistribute
+
+    total = 0.0
+    for values, seed in zip(held, seeds, strict=True):
+        own = torch.tensor([seed ^ settings.seed], device=values.device)
+        total += _squares(redistribute(values[None], settings, seeds=own)[0], values)
+    return math.sqrt(total / tokens)
+
+
+def _squares(first: Float[Tensor, "tokens units"], second: Float[Tensor, "tokens units"]) -> float:
+    return float((first.float() - second.float()).square().sum())
