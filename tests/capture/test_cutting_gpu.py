@@ -33,9 +33,11 @@ def test_runs_are_one_call_of_flash_attention_and_equal_a_mask_for_each_pair(mon
             served.append(serves(call, call.mask.base))
             return call
 
-    with cut_attached(model, CUTS, [PROMPT] * 3), changing(model, Watch()), torch.inference_mode():
+    with cut_attached(model, CUTS, [PROMPT] * 3) as handle, changing(model, Watch()), torch.inference_mode():
         found = model(input_ids=ids, use_cache=False).logits
+        handle.rows([PROMPT])
         alone = model(input_ids=ids[:1], use_cache=False).logits
+        handle.rows([PROMPT] * 3)
         monkeypatch.setattr("mless.capture.cutting.serves", lambda *_: False)
         wanted = model(input_ids=ids, use_cache=False).logits
     assert all(served)

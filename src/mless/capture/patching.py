@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from mless.capture.copies import sent
 from mless.capture.following import Follower, Places
 from mless.capture.forwards import attention_of
 from mless.capture.pairing import aligned, check_patch, inserts
@@ -217,12 +218,20 @@ class Recorder(_Watch):
 
 @dataclass(frozen=True, eq=False)
 class _Put:
-    """Which rows and tokens of a forward take which values."""
+    """Which tokens of a row of the forward take which values."""
 
-    rows: Int64[Tensor, " tokens"]
+    row: int
     at: Int64[Tensor, " tokens"]
     values: tuple[Tensor, ...]
-    heads: tuple[int, ...] | None
+    heads: Int64[Tensor, " some"] | None
+
+    def into(self, held: Float[Tensor, "rows tokens *width"], which: int = 0, offset: int = 0) -> None:
+        at, values = self.at.to(held.device) + offset, self.values[which].to(held.device, held.dtype)
+        if self.heads is None:
+            held[self.row].index_copy_(0, at, values)
+            return
+        heads = self.heads.to(held.device)
+        held[self.row][at[:, None], heads] = values.index_select(1, heads)
 
 
 class PatchHandle(_Watch):
@@ -240,13 +249,13 @@ class PatchHandle(_Watch):
     ) -> None:
         self._heads, self._answer = heads_of(model), answer
         self._layers: dict[Patch, list[int]] = {}
-        self._named: dict[Patch, tuple[int, ...] | None] = {}
+        self._named: dict[Patch, Tensor | None] = {}
         for patch in patches:
             if not isinstance(patch, Patch):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BadStudy(f"a patch is mless.Patch(part, layers=…, at=…), got {type(patch).__name__}")
             self._layers[patch] = numbered(model, patch.part, patch.layers)
             heads = None if patch.heads is None else numbers_of(patch.heads, self._heads, "head")
-            self._named[patch] = None if heads is None else tuple(one - 1 for one in heads)
+            self._named[patch] = None if heads is None else torch.tensor([one - 1 for one in heads])
         self._by_row: list[tuple[Patch, ...]] = []
         self._runs: list[RecordedRun] = []
         self._made: tuple[int, dict[Place, list[_Put]], dict[int, _Inserted]] | None = None
@@ -289,24 +298,33 @@ class PatchHandle(_Watch):
         return self._made[1], self._made[2]
 
     def _planned(self, places: Places) -> tuple[dict[Place, list[_Put]], dict[int, _Inserted]]:
-        puts: dict[Place, list[tuple[int, np.ndarray, tuple[Tensor, ...], tuple[int, ...] | None]]] = {}
+        puts: dict[Place, list[_Put]] = {}
         inserted: dict[int, _Inserted] = {}
+        # Rows of one item take the same tokens' values: a copy to the device would wait for what runs there.
+        sent_before: dict[Any, tuple[Tensor, Tensor]] = {}
         rows = [row for row, prompt in enumerate(places.prompts) if prompt is not None]
         each = len(rows) // max(1, len(self._runs))
         for row in rows:
             run, patches = self._runs[row // each], self._by_row[row // each]
+            prompt = places.prompts[row]
+            assert prompt is not None
             for patch in patches:
-                ours, theirs = self._pairs(places, row, run, patch)
                 for layer in self._layers[patch]:
                     values = run.of(patch.part, layer)
+                    key = prompt.token_ids, id(run), places.starts[row], places.ends[row], patch.at, values[0].device
+                    if key not in sent_before:
+                        pairs = (torch.from_numpy(one.copy()) for one in self._pairs(places, row, run, patch))
+                        ours, theirs = (sent(one, values[0].device) for one in pairs)
+                        sent_before[key] = ours, theirs
+                    ours, theirs = sent_before[key]
                     if len(ours):
-                        taken = tuple(one[torch.from_numpy(theirs).to(one.device)] for one in values)
-                        puts.setdefault((patch.part, layer), []).append((row, ours, taken, self._named[patch]))
-                    prompt = places.prompts[row]
-                    assert prompt is not None
+                        taken = tuple(one.index_select(0, theirs) for one in values)
+                        heads = self._named[patch]
+                        named = None if heads is None else sent(heads, values[0].device)
+                        puts.setdefault((patch.part, layer), []).append(_Put(row, ours, taken, named))
                     if inserts(patch, prompt, run.prompt):
                         inserted.setdefault(layer, _Inserted(places)).add(row, run, values)
-        return {place: list(_joined(some)) for place, some in puts.items()}, inserted
+        return puts, inserted
 
     def _pairs(self, places: Places, row: int, run: RecordedRun, patch: Patch) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of this forward (numbered in it) and the run's tokens whose values they take."""
@@ -340,7 +358,7 @@ class PatchHandle(_Watch):
             return None
         values = values.clone()
         for put in puts:
-            values[put.rows.to(values.device), put.at.to(values.device)] = put.values[0].to(values.device, values.dtype)
+            put.into(values)
         return values
 
     def before(self, call: Call) -> Call:
@@ -352,8 +370,8 @@ class PatchHandle(_Watch):
             offset = call.key.shape[2] - self._follower.places.tokens
             both = [one.transpose(1, 2).clone() for one in (call.key, call.value)]
             for put in puts:
-                for one, values in zip(both, put.values, strict=True):
-                    one[put.rows.to(one.device), put.at.to(one.device) + offset] = values.to(one.device, one.dtype)
+                for which, one in enumerate(both):
+                    put.into(one, which, offset)
             call = replace(call, key=both[0].transpose(1, 2), value=both[1].transpose(1, 2))
         return call if extra is None else extra.into(call)
 
@@ -364,28 +382,8 @@ class PatchHandle(_Watch):
         _refuse_second(call)
         out = out.clone()
         for put in puts:
-            at, rows, values = put.at.to(out.device), put.rows.to(out.device), put.values[0].to(out.device, out.dtype)
-            if put.heads is None:
-                out[rows, at] = values
-                continue
-            heads = torch.tensor(put.heads, device=out.device)
-            out[rows[:, None], at[:, None], heads] = values[:, heads]
+            put.into(out)
         return out
-
-
-def _joined(
-    some: Sequence[tuple[int, np.ndarray, tuple[Tensor, ...], tuple[int, ...] | None]],
-) -> Iterable[_Put]:
-    """One assignment for all rows with the same heads."""
-    by_heads: dict[tuple[int, ...] | None, list[tuple[int, np.ndarray, tuple[Tensor, ...]]]] = {}
-    for row, ours, values, heads in some:
-        by_heads.setdefault(heads, []).append((row, ours, values))
-    for heads, of_rows in by_heads.items():
-        device = of_rows[0][2][0].device
-        rows = torch.cat([torch.full((len(ours),), row) for row, ours, _ in of_rows]).to(device)
-        at = torch.from_numpy(np.concatenate([ours for _, ours, _ in of_rows])).to(device)
-        values = tuple(torch.cat(parts) for parts in zip(*(one[2] for one in of_rows), strict=True))
-        yield _Put(rows, at, values, heads)
 
 
 # ---- keys of a filler that is not there --------------------------------------------------------------------------------
