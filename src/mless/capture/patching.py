@@ -6,6 +6,7 @@ MLP's output, its non-linearity's output (module hooks), and the attention call'
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -56,10 +57,16 @@ class RecordedRun:
 # ---- the places in a model ---------------------------------------------------------------------------------------------
 
 
+#: By model: its attention layers. To find them takes milliseconds, and a study asks for every patch of every forward.
+_LAYERS: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+
+
 def numbered(model: nn.Module, part: Part, layers: str) -> list[int]:
     """The layers of a part, by number; those that the model lacks are refused."""
     if part in _IN_ATTENTION:
-        there = attention_layers(model)
+        if model not in _LAYERS:
+            _LAYERS[model] = attention_layers(model)
+        there = _LAYERS[model]
         asked = there if layers == "all" else numbers_of(layers, max(there), "layer")
         return among(there, asked, type(model).__name__)
     config: Any = getattr(model, "config", None)

@@ -373,6 +373,12 @@ class Measurement:
                 if any(unit.key in absent for unit in units):
                     yield Group(units)
 
+    def stored_with(self, bench: Bench, unit: Unit) -> str:
+        """Units that follow one another and have this in common are stored together, a few at a time. Those of a condition, unless it comes
+        condition by condition in `groups` only here and there.
+        """
+        return unit.condition.name
+
     def run_groups(
         self,
         bench: Bench,

@@ -314,7 +314,7 @@ class _Writer:
         groups = self._measurement.groups(self._bench, list(units.values()))
         ordered = {unit.key: unit for group in groups for unit in group.units} | dict(units)
         found: list[list[str]] = []
-        for _, some in groupby(ordered.values(), key=lambda unit: unit.condition.name):
+        for _, some in groupby(ordered.values(), key=partial(self._measurement.stored_with, self._bench)):
             found += in_parts([(unit.key, 0 if unit.prompt is None else len(unit.prompt)) for unit in some])
         return found
 

@@ -253,11 +253,11 @@ class LikelihoodMeasurement(Measurement):
         order: dict[Any, list[Unit]] = defaultdict(list)
         again = [unit for unit in missing if unit.condition.again]
         Random(f"{bench.spec.seed}/again").shuffle(again)
-        alone = (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
+        alone = _runs_alone(bench)
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
             of = 0
-            if unit.condition.patch and (alone or not unit.condition.cut):
+            if _by_item(unit, alone=alone):
                 # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
                 arm, of = f"{_PATCHED}{arm}", unit.number
             elif changes(unit.condition):
@@ -267,6 +267,9 @@ class LikelihoodMeasurement(Measurement):
         for (*_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
+
+    def stored_with(self, bench: Bench, unit: Unit) -> str:
+        return f"item {unit.number}" if _by_item(unit, alone=_runs_alone(bench)) else unit.condition.name
 
     def _at_once(self, bench: Bench) -> int:
         return bench.spec.group_tokens or min(bench.group_tokens, _GPU_TOKENS)
@@ -513,6 +516,15 @@ class LikelihoodMeasurement(Measurement):
     @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
         return likelihood_lines(path)
+
+
+def _runs_alone(bench: Bench) -> bool:
+    return (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
+
+
+def _by_item(unit: Unit, *, alone: bool) -> bool:
+    """Whether its rows run beside other patches of the same item, and not beside other items."""
+    return bool(unit.condition.patch) and (alone or not unit.condition.cut)
 
 
 def _whole_task(bench: Bench) -> list[Item]:
