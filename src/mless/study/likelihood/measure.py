@@ -28,7 +28,7 @@ from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.changing import loaded_cuts, prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows
+from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, first_changed
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
 from mless.study.likelihood.words import likelihood_lines, without_distributions
@@ -91,6 +91,8 @@ class LikelihoodMeasurement(Measurement):
         #: By the number of rows at once, and why patched rows run from the first layer on, where they do.
         self._recorded: dict[int | None, Recordings] = {}
         self._why_whole = ""
+        #: By item: those whose patched rows run beside its own.
+        self._chunks: dict[int, list[int]] | None = None
         #: The engine, where mless does not read the model itself.
         self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
@@ -256,20 +258,38 @@ class LikelihoodMeasurement(Measurement):
         alone = _runs_alone(bench)
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
             arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
-            of = 0
+            items = 0
             if _by_item(unit, alone=alone):
                 # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
-                arm, of = f"{_PATCHED}{arm}", unit.number
+                arm, items = f"{_PATCHED}{arm}", self._beside(bench, unit.number)[0]
             elif changes(unit.condition):
                 arm += digest(repr((unit.condition.cut, unit.condition.patch)))
             # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
-            order[arm, of, 0 if alone else self._padded(unit)].append(unit)
-        for (*_, length), units in sorted(order.items(), key=lambda pair: pair[0]):
+            order[arm, items, 0 if alone else self._padded(unit)].append(unit)
+        for (kind, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
+            if kind.startswith(_PATCHED):
+                # Rows of one forward start at the first layer that one of them changes.
+                units.sort(key=lambda unit: first_changed(unit.condition, len(bench.layers)))
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
+    def _beside(self, bench: Bench, number: int) -> Sequence[int]:
+        """The items whose patched rows run together: on a GPU those whose rows have the same padded lengths, as many as fit into a forward."""
+        if self._chunks is None:
+            self._chunks = {}
+            alike: dict[Any, list[int]] = defaultdict(list)
+            plain = [one.name for one in bench.conditions if not changes(one)]
+            for item in range(len(bench.items)):
+                lengths = [padded(len(bench.prompts_of(name)[item]) + self._after[item]) for name in plain]
+                alike[item if _runs_alone(bench) else tuple(sorted(set(lengths)))].append(item)
+            for key, items in alike.items():
+                size = 1 if isinstance(key, int) else max(1, self._at_once(bench) // max(key))
+                for at in range(0, len(items), size):
+                    self._chunks |= dict.fromkeys(items[at : at + size], items[at : at + size])
+        return self._chunks[number]
+
     def stored_with(self, bench: Bench, unit: Unit) -> str:
-        return f"item {unit.number}" if _by_item(unit, alone=_runs_alone(bench)) else unit.condition.name
+        return _PATCHED if _by_item(unit, alone=_runs_alone(bench)) else unit.condition.name
 
     def _at_once(self, bench: Bench) -> int:
         return bench.spec.group_tokens or min(bench.group_tokens, _GPU_TOKENS)
@@ -395,6 +415,7 @@ class LikelihoodMeasurement(Measurement):
                 self._scorer,
                 row_of,
                 lambda row: self._place(bench, row, width),
+                lambda number: self._beside(bench, number),
                 whole=bool(self._why_whole),
             )
         return self._recorded[width]

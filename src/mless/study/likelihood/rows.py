@@ -62,7 +62,8 @@ class Source(NamedTuple):
 class Recordings:
     """What rows of unchanged conditions compute, recorded once for all patches of an item.
 
-    `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in. `whole`: patched rows run from the first layer on.
+    `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
+    `whole`: patched rows run from the first layer on.
     """
 
     def __init__(
@@ -73,12 +74,13 @@ class Recordings:
         scorer: Scorer,
         row_of: Callable[[Source], Branches],
         shape_of: Callable[[Branches], tuple[int, int]],
+        beside: Callable[[int], Sequence[int]],
         *,
         whole: bool,
     ) -> None:
         from mless.capture.patching import places_of
 
-        self._model, self._scorer, self._row_of, self._shape_of, self._whole = model, scorer, row_of, shape_of, whole
+        self._model, self._scorer, self._row_of, self._shape_of, self._beside = model, scorer, row_of, shape_of, beside
         self._kept: dict[Source, RecordedRun] = {}
         #: What is recorded of each condition; emptied where memory is short.
         self._needed: dict[str, dict[Place, None]] = {}
@@ -93,7 +95,7 @@ class Recordings:
             patches = loaded_patches(one, model)
             self._need(one.patch[0].source, places_of(model.model, patches))
             base = by_prompts.get(_tokens(prompts[one.name]))
-            first = min((_first(change, model) for change in (*patches, *self._cuts[one.name])), default=1)
+            first = first_changed(one, model.layers)
             if base is not None and first > 1 and one.arm is None and not whole:
                 self._bases[one.name] = base, first
                 self._need(base, [("residual", first - 1)])
@@ -106,6 +108,7 @@ class Recordings:
         self._kept.clear()
         self._needed.clear()
         self._bases.clear()
+        self._beside = lambda number: [number]
 
     @contextmanager
     def patched(self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int) -> Generator[None]:
@@ -114,7 +117,7 @@ class Recordings:
         from mless.capture.starting import starting
 
         model = self._model
-        here = {source.number for _, source, _ in batch}
+        here = {number for _, source, _ in batch for number in self._beside(source.number)}
         self._kept = {source: run for source, run in self._kept.items() if source.number in here}
         by_row = [loaded_patches(condition, model) for condition, _, _ in batch]
         places = [places_of(model.model, patches) for patches in by_row]
@@ -134,23 +137,38 @@ class Recordings:
     def _run(self, source: Source, asked: Sequence[Place]) -> RecordedRun:
         run = self._kept.get(source)
         if run is None or not all(place in run.values for place in asked):
-            row, cuts = self._row_of(source), self._cuts[source.condition]
-            count, length = self._shape_of(row)
-            wanted = list(self._needed.get(source.condition, {}) | dict.fromkeys(asked))
-            with cut_rows(self._model, cuts, [row]) if cuts else nullcontext():
-                (run,) = recorded_rows(self._model, wanted, [row], self._scorer, count, length)
-            self._kept[source] = run
-        return run
+            self._record(source, asked)
+        return self._kept[source]
+
+    def _record(self, source: Source, asked: Sequence[Place]) -> None:
+        """Its row, and beside it those that are needed next: a forward has room for so many rows, whether they are there or not."""
+        row, cuts = self._row_of(source), self._cuts[source.condition]
+        shape = self._shape_of(row)
+        rows = {source: row}
+        for number in self._beside(source.number):
+            other = source._replace(number=number)
+            if len(rows) < shape[0] and other not in self._kept:
+                theirs = self._row_of(other)
+                if self._shape_of(theirs) == shape and theirs.own_mask == row.own_mask:
+                    rows[other] = theirs
+        wanted = list(self._needed.get(source.condition, {}) | dict.fromkeys(asked))
+        with cut_rows(self._model, cuts, list(rows.values())) if cuts else nullcontext():
+            found = recorded_rows(self._model, wanted, list(rows.values()), self._scorer, *shape)
+        self._kept.update(zip(rows, found, strict=True))
 
 
 def _tokens(prompts: Sequence[Prompt]) -> tuple[Any, ...]:
     return tuple((one.token_ids, one.position_ids, one.hidden) for one in prompts)
 
 
-def _first(change: Cut | Patch, model: LoadedModel) -> int:
-    """The first layer whose computing differs. A residual stream is patched after its layer, which computes what it did."""
-    layer = min(numbers_of(change.layers, model.layers, "layer"))
-    return layer + 1 if isinstance(change, Patch) and change.part == "residual" else layer
+def first_changed(condition: Condition, layers: int) -> int:
+    """The first of so many layers whose computing differs. A residual stream is patched after its layer, which computes what it did."""
+
+    def first(change: Cut | Patch) -> int:
+        after = isinstance(change, Patch) and change.part == "residual"
+        return min(numbers_of(change.layers, layers, "layer")) + after
+
+    return min(first(change) for change in (*condition.patch, *condition.cut))
 
 
 def recorded_rows(
