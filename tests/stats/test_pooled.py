@@ -198,16 +198,16 @@ def test_two_models_have_one_degree_of_freedom():
 
 def test_models_that_agree_by_luck_are_known_no_better_than_their_errors_allow():
     found = random_effects(np.full(4, 0.25), np.full(4, 0.1))
-    half = 1.959963984540054 * 0.1 / 2
+    half = 0.5 * 1.959963984540054 * 0.1 / 2
     assert [found.lo, found.hi] == pytest.approx([0.25 - half, 0.25 + half])
     assert [found.mean, found.tau2, found.i2, found.q, found.q_p] == [0.25, 0, 0, 0, 1]
-    # nor is a further model
-    assert [found.predicted_lo, found.predicted_hi] == pytest.approx([found.lo, found.hi], abs=0.002)
-    assert found.p == pytest.approx(math.erfc(5 / math.sqrt(2)))
+    # a further model is known no better than all of their errors allow
+    assert [found.predicted_lo, found.predicted_hi] == pytest.approx([0.25 - 2 * half, 0.25 + 2 * half], abs=0.002)
+    assert found.p == pytest.approx(math.erfc(10 / math.sqrt(2)))
     assert random_effects(np.zeros(3), np.ones(3)).p == 1
     kinds = by_kind(np.full(4, 0.25), np.full(4, 0.1), ["a", "a", "b", "b"])
     assert kinds.p == 1
-    assert kinds.groups[0].hi - kinds.groups[0].mean == pytest.approx(1.96 * 0.1 / math.sqrt(2), rel=1e-4)
+    assert kinds.groups[0].hi - kinds.groups[0].mean == pytest.approx(0.5 * 1.96 * 0.1 / math.sqrt(2), rel=1e-4)
 
 
 def test_a_moderator_with_too_few_models_gives_no_test():
