@@ -13,7 +13,7 @@ from mless.results.comparing import Block, Comparison
 from mless.results.wording import p_words, whole_percent
 from mless.values import counted
 
-READING = "Intervals are 95 %: of a model over its items, of the mean over models (Hartung, Knapp, Sidik and Jonkman)."
+READING = "Intervals are 95 %: of a model over its items, of the mean over models and all τ² that fit."
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

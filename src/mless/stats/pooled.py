@@ -20,8 +20,12 @@ from mless.stats.paired import normal_quantile
 
 #: τ² is searched up to so many times the largest variance seen, for its interval's upper end.
 _FARTHEST = 1e6
-#: An interval is at least so much of the plain one. With all of it, models that hardly differ would be covered in 99 %.
-_FLOOR = 0.5
+#: An interval is at least so much of the plain one at τ² = 0. With all of it, models that hardly differ would be covered in 99 %.
+_FLOOR = 1 / 3
+#: The τ² that fit are taken at evenly spaced normal quantiles of Q, so far out and so far apart.
+_OUT, _APART = 8.0, 0.1
+#: More than Newton's steps have ever needed.
+_STEPS = 100
 #: Points of a prediction, and the root of x⁴ = x + 1: its powers place points evenly in a cube.
 _POINTS, _EVEN = 4096, 1.2207440846057596
 
@@ -30,8 +34,8 @@ _POINTS, _EVEN = 4096, 1.2207440846057596
 class Pooled:
     """The mean effect of k models, and how far models differ.
 
-    `lo` to `hi` is the interval of the mean (Hartung, Knapp, Sidik and Jonkman, at least half of the plain one; `error` is its half over t).
-    `predicted_lo` to `predicted_hi` is that of a further model's effect, over all τ² that fit. `tau2` (REML, with a Q-profile interval) is the
+    `lo` to `hi` is the interval of the mean over all τ² that fit, as `p` is (`error` is half its width over t). `predicted_lo` to
+    `predicted_hi` is that of a further model's effect. `tau2` (REML, with a Q-profile interval) is the
     variance between models, `i2` its share in all variance that is seen, `q` and `q_p` the test of "no difference between models". `weights`
     sum to 1. NaN: k is too small to tell.
     """
@@ -68,7 +72,8 @@ class Subgroup:
 class Moderated:
     """Whether models differ by a property. By kinds: each kind's mean. By a number: the slope, effect a unit.
 
-    `p` tests "it makes no difference", by F with `free` degrees of freedom behind. `tau2` is the variance between models that is left.
+    `p` tests "it makes no difference", over all τ² that fit; `free` are the degrees of freedom that tell them. `tau2` is the variance between
+    models that is left.
     """
 
     k: int
@@ -83,36 +88,53 @@ class Moderated:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A weighted regression with τ² by REML: coefficients, (XᵀWX)⁻¹, and the weighted mean square of what is left.
+    """A weighted regression: its coefficients with τ² by REML, and what it is at each τ² that fits, with how likely that τ² is.
 
-    Hartung and Knapp multiply the covariance by that mean square and take Student's t. Where models agree by luck it is far below 1, and the
-    interval would be absurdly narrow. So it has at least half the width of the plain one (`_FLOOR`).
+    At the true τ² coefficients are normal around the truth with covariance (XᵀWX)⁻¹, and Q is χ². So the p of a value is the mean of the
+    plain p over τ², each as likely as its Q. With equal errors that is Student's t and Fisher's F. With one estimate of τ² instead, the weights
+    would pass for known, which covers too little where models' errors differ much.
     """
 
     tau2: float
     beta: Float64[np.ndarray, " columns"]
-    inverse: Float64[np.ndarray, "columns columns"]
-    square: float
     free: int
+    likely: Float64[np.ndarray, " places"]
+    betas: Float64[np.ndarray, "places columns"]
+    covariances: Float64[np.ndarray, "places columns columns"]
 
-    def half(self, level: float) -> Float64[np.ndarray, " columns"]:
-        """How far each coefficient's interval reaches."""
-        from scipy.special import stdtrit
+    def between(self, column: int, level: float) -> tuple[float, float]:
+        """The values of a coefficient whose p is above 1 − level."""
+        from scipy.optimize import brentq
+        from scipy.special import ndtr
 
-        wide = float(stdtrit(self.free, (1 + level) / 2)) * math.sqrt(self.square)
-        return max(wide, _FLOOR * normal_quantile(level)) * np.sqrt(np.diag(self.inverse))
+        normal_quantile(level)  # refuses a level such as 95, at which no end would be found
+        start = float(self.beta[column])
+        centres, errors = self.betas[:, column], np.sqrt(self.covariances[:, column, column])
+
+        def above(value: float) -> float:
+            return float(self.likely @ (2 * ndtr(-np.abs(centres - value) / errors))) - (1 - level)
+
+        def end(direction: int) -> float:
+            step = float(errors.min())
+            while above(start + direction * step) > 0:
+                step *= 2
+            # the level may be so low that not even the estimate is inside
+            if above(start) <= 0:
+                return start
+            found: Any = brentq(above, start, start + direction * step, xtol=1e-12 * step)
+            return float(found)
+
+        return end(-1), end(1)
 
     def p(self, contrast: Float64[np.ndarray, "rows columns"]) -> float:
         """The test that all rows of the contrast are 0; NaN without rows."""
-        from scipy.special import chdtrc, fdtrc
+        from scipy.special import chdtrc
 
-        rows = len(contrast)
-        if not rows:
+        if not len(contrast):
             return math.nan
-        away = contrast @ self.beta
-        far = float(away @ np.linalg.solve(contrast @ self.inverse @ contrast.T, away))
-        by_f = float(fdtrc(rows, self.free, far / rows / self.square)) if self.square else 0.0
-        return max(by_f, float(chdtrc(rows, far / _FLOOR**2)))
+        away = self.betas @ contrast.T
+        solved = np.linalg.solve(contrast @ self.covariances @ contrast.T, away[..., None])[..., 0]
+        return float(self.likely @ chdtrc(len(contrast), (away * solved).sum(axis=1)))
 
 
 def random_effects(
@@ -131,17 +153,17 @@ def random_effects(
     from scipy.special import chdtrc, stdtrit
 
     fit = _fit(y, v, np.ones((k, 1)))
-    mean, half = float(fit.beta[0]), float(fit.half(level)[0])
+    mean_lo, mean_hi = fit.between(0, level)
     weights = 1 / (v + fit.tau2)
     q = _q(y, v, 0.0)
     lo, hi = _profile(y, v, level)
     further = _predicted(y, v, level) if k > 2 else (nan, nan)
     return Pooled(
         k=k,
-        mean=mean,
-        error=half / float(stdtrit(k - 1, (1 + level) / 2)),
-        lo=mean - half,
-        hi=mean + half,
+        mean=float(fit.beta[0]),
+        error=(mean_hi - mean_lo) / 2 / float(stdtrit(k - 1, (1 + level) / 2)),
+        lo=mean_lo,
+        hi=mean_hi,
         p=fit.p(np.ones((1, 1))),
         tau2=fit.tau2,
         tau2_lo=lo,
@@ -173,8 +195,8 @@ def by_kind(
         return Moderated(k, found)
     fit = _fit(y, v, np.array([[float(kind == name) for name in names] for kind in kinds]))
     found = tuple(
-        Subgroup(name, count, float(mean), float(mean - reach), float(mean + reach))
-        for name, count, mean, reach in zip(names, counts, fit.beta, fit.half(level), strict=True)
+        Subgroup(name, count, float(fit.beta[at]), *fit.between(at, level))
+        for at, (name, count) in enumerate(zip(names, counts, strict=True))
     )
     contrast = np.concatenate([np.eye(groups - 1), -np.ones((groups - 1, 1))], axis=1)
     return Moderated(k, found, p=fit.p(contrast), free=fit.free, tau2=fit.tau2)
@@ -197,10 +219,9 @@ def by_number(
     # in units of its own spread, so that a number such as 7e9 loses no digits
     centre, scale = float(x.mean()), float(x.std())
     fit = _fit(y, v, np.stack([np.ones(len(x)), (x - centre) / scale], axis=1))
-    slope = float(fit.beta[1]) / scale
-    half = float(fit.half(level)[1]) / scale
+    slope, (lo, hi) = float(fit.beta[1]) / scale, fit.between(1, level)
     p = fit.p(np.array([[0.0, 1.0]]))
-    return Moderated(len(y), (), slope, slope - half, slope + half, p, fit.free, fit.tau2)
+    return Moderated(len(y), (), slope, lo / scale, hi / scale, p, fit.free, fit.tau2)
 
 
 # ---- the regression --------------------------------------------------------------------------------------------------
@@ -211,21 +232,63 @@ def _fit(
 ) -> _Fit:
     """Weighted least squares with weights 1/(s² + τ²), τ² by restricted maximum likelihood."""
     tau2 = _reml(y, v, x)
-    beta, inverse, left = _solve(y, v + tau2, x)
     free = len(y) - x.shape[1]
-    return _Fit(tau2, beta, inverse, float((left**2 / (v + tau2)).sum()) / free, free)
+    q_drawn, likely = _quantiles(free)
+    fitting = _tau2_at(y, v, x, q_drawn)
+    betas, inverses, _ = _solve(y, v + fitting[:, None], x)
+    _, _, left = _solve(y, v[None, :], x)
+    # models that agree better than their errors say: errors are then taken to be smaller, all by one factor
+    smaller = np.clip(float((left**2 / v).sum()) / q_drawn, _FLOOR**2, 1.0)
+    beta = _solve(y, v[None, :] + tau2, x)[0][0]
+    return _Fit(tau2, beta, free, likely, betas, inverses * smaller[:, None, None])
 
 
 def _solve(
     y: Float64[np.ndarray, " models"],
-    variance: Float64[np.ndarray, " models"],
+    variance: Float64[np.ndarray, "places models"],
     x: Float64[np.ndarray, "models columns"],
-) -> tuple[Float64[np.ndarray, " columns"], Float64[np.ndarray, "columns columns"], Float64[np.ndarray, " models"]]:
-    """The coefficients, (XᵀWX)⁻¹, and what is left of each model."""
-    weighted = x / variance[:, None]
-    inverse = np.linalg.inv(weighted.T @ x)
-    beta = inverse @ (weighted.T @ y)
-    return beta, inverse, y - x @ beta
+) -> tuple[
+    Float64[np.ndarray, "places columns"],
+    Float64[np.ndarray, "places columns columns"],
+    Float64[np.ndarray, "places models"],
+]:
+    """The coefficients, (XᵀWX)⁻¹, and what is left of each model, for many variances at once."""
+    weighted = x / variance[..., None]
+    inverse = np.linalg.inv(weighted.swapaxes(1, 2) @ x)
+    beta = (inverse @ (weighted * y[:, None]).sum(axis=1)[..., None])[..., 0]
+    return beta, inverse, y - beta @ x.T
+
+
+@functools.lru_cache(maxsize=64)  # depends on the degrees of freedom only
+def _quantiles(free: int) -> tuple[Float64[np.ndarray, " places"], Float64[np.ndarray, " places"]]:
+    """Values of χ², far into both tails, and how likely each is."""
+    from scipy.special import chdtri, ndtr
+
+    at = np.arange(-_OUT, _OUT + _APART / 2, _APART)
+    likely = np.exp(-(at**2) / 2)
+    return chdtri(free, ndtr(at)), likely / likely.sum()
+
+
+def _tau2_at(
+    y: Float64[np.ndarray, " models"],
+    v: Float64[np.ndarray, " models"],
+    x: Float64[np.ndarray, "models columns"],
+    q: Float64[np.ndarray, " places"],
+) -> Float64[np.ndarray, " places"]:
+    """The τ² at which Q is each `q`; 0 where it is below that without any.
+
+    By Newton's steps on 1/Q. It is concave and nearly straight, so steps from 0 never go too far.
+    """
+    tau2 = np.zeros(len(q))
+    for _ in range(_STEPS):
+        variance = v + tau2[:, None]
+        weighted = _solve(y, variance, x)[2] / variance
+        here = (weighted**2 * variance).sum(axis=1)
+        far = here > q * (1 + 1e-9)
+        if not far.any():
+            break
+        tau2[far] += ((here / q - 1) * here)[far] / (weighted**2).sum(axis=1)[far]
+    return tau2
 
 
 def _reml(
@@ -235,7 +298,7 @@ def _reml(
     from scipy.optimize import minimize_scalar
 
     # in units of the variance that is seen, so that nats a token and points of accuracy are searched alike
-    _, _, plain = _solve(y, np.full(len(y), 1.0), x)
+    _, _, plain = _solve(y, np.ones((1, len(y))), x)
     unit = float((plain**2).sum()) / (len(y) - x.shape[1]) + float(v.mean())
 
     small, within = y / math.sqrt(unit), v / unit
