@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,10 +23,11 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mless import kernels, limits
 from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
+from mless.engines.blocks import BLOCK, InBlocks
+from mless.engines.fitting import default_slots, ends_of, one_scale
 from mless.engines.opening import Opening
 from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
 from mless.engines.quick import packed_products, quick_steps, replacing
@@ -43,19 +44,14 @@ from mless.gates import check_count
 from mless.models import LoadedModel
 from mless.models.experts import has_experts
 from mless.models.placing import is_spread
-from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached
 from mless.values import ArmSettings
 
 Mode = Literal["row-stable", "batch-invariant"]
-#: Rows of one matrix product in batch-invariant mode.
-BLOCK = 16
 #: Rows side by side in the self-check; enough to fill a prefill.
 _SELF_CHECK_ROWS = 12
 #: Largest allowed difference between logits in slots and those of the model's own forward, as a share of their size: rounding only.
 _FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
-#: Largest default cache on a CPU. A GPU raises an error when its memory is full.
-_CPU_CACHE_BYTES = 3 << 30
 
 
 @dataclass
@@ -103,7 +99,7 @@ class HfEngine:
             raise BadStudy(
                 f"batch-invariant decoding works on blocks of {BLOCK} rows, so slots must be a multiple of {BLOCK}, got {self.slots}"
             )
-        self._reach = min(model.context, _one_scale(model))
+        self._reach = min(model.context, one_scale(model))
         if length > self._reach:
             raise BadStudy(
                 f"prompt and answer together take up to {length} tokens, but {model.label} takes {self._reach}; use a smaller "
@@ -112,7 +108,7 @@ class HfEngine:
         self._experts = has_experts(model.model)
         self._spread = is_spread(model.model)
         self._layout = Layout()
-        self._ends = _ends(model)
+        self._ends = ends_of(model)
         self._cache = SlotCache(model.layers, self.length, self._layout)  # allocated by the first forward
         self._prefill = Prefill(model, self._cache)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -427,7 +423,7 @@ class HfEngine:
     @contextmanager
     def _products(self) -> Generator[None]:
         if self._mode == "batch-invariant":
-            with _InBlocks():
+            with InBlocks():
                 yield
         else:
             yield
@@ -531,24 +527,6 @@ class HfEngine:
         return [torch.stack(seen[request.key]) if tokens > 0 else torch.empty(0) for request in requests]
 
 
-class _InBlocks(TorchFunctionMode):
-    """Matrix products in blocks of `BLOCK` rows, so that each product has the same shape for any number of rows."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.nn.functional.linear:
-            value, rest = args[0], [widened(one) if isinstance(one, Tensor) else one for one in args[1:]]
-            flat = value.reshape(-1, value.shape[-1])
-            blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(BLOCK)]
-            return torch.cat(blocks).reshape(*value.shape[:-1], -1)
-        if func is torch.addmm:  # GPT-2's own linear layer
-            weight = widened(args[2])
-            blocks = [func(args[0], block, weight, *args[3:], **(kwargs or {})) for block in args[1].split(BLOCK)]
-            return torch.cat(blocks)
-        return func(*args, **(kwargs or {}))
-
-
 def opened(given: Opening) -> HfEngine:
     """The engine for a study."""
     assert given.loaded is not None
@@ -559,35 +537,6 @@ def opened(given: Opening) -> HfEngine:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all engines: cuBLAS keeps a workspace for every stream it has seen and never frees it."""
     return torch.cuda.Stream(device)
-
-
-def default_slots(model: LoadedModel, length: int, most: int | None = None) -> int:
-    """128; fewer for few requests, or where a CPU's cache would be too large. Always a power of two."""
-    wanted = 128 if most is None else min(128, max(8, 1 << (most - 1).bit_length()))
-    if model.device.type != "cpu":
-        return wanted
-    config = model.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    row = 2 * model.layers * heads * width * length * model.model.dtype.itemsize
-    return max(8, min(wanted, 1 << int(math.log2(max(1, _CPU_CACHE_BYTES // row)))))
-
-
-def _one_scale(model: LoadedModel) -> int:
-    """The length up to which all rows have one rotary scale. Beyond it, the longest row would set the scale of the others."""
-    rope: Any = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        return rope.get("original_max_position_embeddings") or model.context
-    return model.context
-
-
-def _ends(model: LoadedModel) -> set[int]:
-    """The tokens that end an answer: by the checkpoint's generation config, the config and the tokenizer."""
-    found: set[int] = set()
-    for holder in (getattr(model.model, "generation_config", None), model.model.config, model.tokenizer):
-        given: Any = getattr(holder, "eos_token_id", None)
-        found |= set(given if isinstance(given, list | tuple) else [] if given is None else [given])
-    return found or {-1}
 
 
 def _chosen(

@@ -252,7 +252,7 @@ class AccuracyMeasurement(Measurement):
         before = fault.slots
         fewer = before // 2
         if self.settings.mode == "batch-invariant":
-            from mless.engines.hf import BLOCK
+            from mless.engines.blocks import BLOCK
 
             fewer -= fewer % BLOCK
         if fewer < 1:
