@@ -257,8 +257,9 @@ class Recorder(_Watch):
         if ("keys-values", call.layer) in self._places:
             _refuse_second(call)
             tokens = self._follower.places.tokens
-            # With a cache the call has earlier tokens' keys too.
-            own = (one[:, :, -tokens:].transpose(1, 2) for one in (call.key, call.value))
+            # With a cache the call has earlier tokens' keys too; keys that a patch put in are last.
+            last = call.key.shape[2] - call.put_in
+            own = (one[:, :, last - tokens : last].transpose(1, 2) for one in (call.key, call.value))
             self._note(("keys-values", call.layer), tuple(own))
         return call
 
@@ -476,7 +477,8 @@ class _Inserted:
             for row, (_, filler, values) in self._rows.items():
                 more[row, :, : len(filler)] = values[which].transpose(0, 1).to(more.device, more.dtype)
             both.append(torch.cat([held, more], dim=2))
-        return replace(call, key=both[0], value=both[1], mask=InsertedMask(call.mask, self, most))
+        mask = InsertedMask(call.mask, self, most)
+        return replace(call, key=both[0], value=both[1], mask=mask, put_in=call.put_in + most)
 
     def seen(self, first: int, last: int, most: int, rule: LazyMask | None) -> Bool[np.ndarray, "rows queries filler"]:
         """Which of the filler's tokens each query sees: what the same query sees of it in the prompt that has it."""
