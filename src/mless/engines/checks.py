@@ -11,7 +11,7 @@ from torch import Tensor
 from mless.capture.cutting import check_cuts
 from mless.capture.patching import check_patch
 from mless.engines.base import Decoding, Request
-from mless.engines.patched import logits_after, puts_in, refuse_windows, slots_of
+from mless.engines.patched import logits_after, puts_in, refuse_windows
 from mless.engines.prefill import positions_of
 from mless.errors import BadStudy, EngineFault, ProofFailed
 from mless.models import LoadedModel
@@ -32,7 +32,8 @@ def check_requests(
                 f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools the tokens of a call, so an answer would depend on its "
                 "neighbours; use scope token here, or mless.arm around a generate of your own"
             )
-        prompt = _slots(model, request, decoding.max_new_tokens)
+        _check_changes(model, request, decoding.max_new_tokens)
+        prompt = slots_of(request)
         if prompt + decoding.max_new_tokens > length:
             raise EngineFault(
                 f"item {request.item!r} under {request.condition!r} needs {prompt + decoding.max_new_tokens} cache slots ({prompt} tokens and "
@@ -45,16 +46,23 @@ def check_requests(
             )
 
 
-def _slots(model: LoadedModel, request: Request, new: int) -> int:
-    """How many slots the prompt takes. Cuts and patches that mean nothing in it, or that rows in slots cannot have, are refused."""
+def slots_of(request: Request) -> int:
+    """How many slots the prompt takes: as many as it has tokens, and more where a filler's keys are put in."""
+    changes = request.changes
+    filled = changes.source if changes is not None and puts_in(changes) else None
+    return len(request.token_ids) if filled is None else len(filled)
+
+
+def _check_changes(model: LoadedModel, request: Request, new: int) -> None:
+    """Refuse cuts and patches that mean nothing in the prompt, or that rows in slots cannot have."""
     changes, where = request.changes, f"item {request.item!r} under {request.condition!r}"
     if changes is None:
-        return len(request.token_ids)
+        return
     if changes.prompt.token_ids != request.token_ids:
         raise EngineFault(f"{where}: its cuts and patches are for a prompt of other tokens; give the prompt's own")
     check_cuts(changes.cut, changes.prompt)
     if not changes.patch:
-        return len(request.token_ids)
+        return
     if changes.source is None:
         raise EngineFault(f"{where} takes values from another run, but no prompt of that run is given")
     if request.arm is not None or request.hidden is not None or changes.source.hidden:
@@ -65,8 +73,7 @@ def _slots(model: LoadedModel, request: Request, new: int) -> int:
     for patch in changes.patch:
         check_patch(patch, changes.prompt, changes.source)
     if puts_in(changes):
-        refuse_windows(model, slots_of(changes) + new)
-    return slots_of(changes)
+        refuse_windows(model, slots_of(request) + new)
 
 
 def has_own_forward(request: Request) -> bool:

@@ -27,7 +27,7 @@ from torch import Tensor
 from mless import kernels, limits
 from mless.engines.base import Changes, Decoding, Finish, OutOfMemory, Reply, Request, Way, by_way
 from mless.engines.blocks import BLOCK, InBlocks
-from mless.engines.checks import check_requests, gap_of, has_own_forward
+from mless.engines.checks import check_requests, gap_of, has_own_forward, slots_of
 from mless.engines.cuts import SlotCuts, labels_of
 from mless.engines.fitting import default_slots, ends_of, one_scale
 from mless.engines.opening import Opening
@@ -214,7 +214,7 @@ class HfEngine:
         distinct = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
         chosen = [distinct[0], distinct[len(distinct) // 2], distinct[-1]] if len(distinct) > 3 else distinct
         chosen = chosen[-self.slots :]
-        tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
+        tokens = min([tokens, *(self.length - slots_of(request) + 1 for request in chosen)])
         # Add rows of the same shape, so that prompts are prefilled in groups, as in a run.
         shapes = {self._prefill.shape(request) for request in chosen}
         others = [r for r in distinct if r not in chosen and self._prefill.shape(r) in shapes]

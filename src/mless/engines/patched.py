@@ -58,11 +58,6 @@ def layers_put_in(model: LoadedModel, changes: Changes) -> list[int]:
     return sorted({layer for one in own for layer in numbered(model.model, one.part, one.layers)})
 
 
-def slots_of(changes: Changes) -> int:
-    """How many slots the prompt takes: as many as tokens, and the keys that are put in."""
-    return len(changes.source) if changes.source is not None and puts_in(changes) else len(changes.prompt)
-
-
 def started(model: LoadedModel, changes: Changes) -> Start:
     """Run a prompt with its cuts and patches, alone, and the run before it that the values come from."""
     prompt = changes.prompt
