@@ -441,14 +441,15 @@ class CutHandle(Change):
         self._masks: dict[tuple[int, int, int], tuple[Mask, Mask]] = {}
         self._forward = -1
 
-    def rows(self, prompts: Sequence[Prompt], lengths: Sequence[int] | None = None) -> None:
-        """The prompts of the forwards to come, one for each row; `lengths` as in `Follower.rows`."""
+    def rows(self, prompts: Sequence[Prompt | None], lengths: Sequence[int] | None = None) -> None:
+        """The prompts of the forwards to come, one for each row; `lengths` as in `Follower.rows`. A row without a prompt has no cuts."""
         self._check(prompts)
         self._follower.rows(prompts, lengths)
 
-    def _check(self, prompts: Sequence[Prompt]) -> None:
+    def _check(self, prompts: Sequence[Prompt | None]) -> None:
         for prompt in prompts:
-            check_cuts(self.cuts, prompt, answer=self._answer)
+            if prompt is not None:
+                check_cuts(self.cuts, prompt, answer=self._answer)
 
     def stop(self) -> None:
         self._follower.stop()
