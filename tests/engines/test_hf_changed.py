@@ -93,7 +93,8 @@ def by_hand(
             if prompt.position_ids is not None:
                 last = prompt.position_ids[-1]
                 positions = [*prompt.position_ids, *range(last + 1, last + 1 + len(ids) - len(prompt))]
-                given |= {"position_ids": torch.tensor([positions]), "attention_mask": torch.ones(1, len(ids))}
+                ones = torch.ones(1, len(ids), device=model.device)
+                given |= {"position_ids": torch.tensor([positions], device=model.device), "attention_mask": ones}
             ids.append(int(model.model(**given, use_cache=False).logits[0, -1].argmax()))
     return tuple(ids[len(prompt) :])
 
@@ -163,6 +164,24 @@ def test_greedy_answers_are_those_of_a_plain_loop_under_the_patch(family: str, n
         with patched(model, prompt, source, *PATCHES[name]):
             assert found[prompt.item] == by_hand(model, prompt, 6), prompt.item
     assert found != plain
+
+
+def test_the_embedded_model_under_a_cut_and_a_patch() -> None:
+    model = mless.load("smollm2", head=True, dtype="float32", device="cpu")
+    how = {"prompt": "raw", "length": 9, "system": "Answer briefly."}
+    (source,), (prompt,) = (mless.prompts(model, ["Count on: one, two, three, four,"], name, **how) for name in ("mless", "none"))
+    cut = (Cut("answer", "filler"), Cut("question", "filler", layers="5-12", heads="1-4"))
+    patch = (Patch("attention-output", layers="2"), Patch("mlp-output", layers="1", at="question"))
+    requests = [
+        Request("cut", "1", 0, 0, source.token_ids, changes=Changes(source, cut)),
+        Request("patch", "1", 0, 0, prompt.token_ids, changes=Changes(prompt, (), patch, source)),
+    ]
+    with HfEngine(model, length=len(source) + 4, slots=2) as engine:
+        found = named(engine, requests, max_new_tokens=4)
+    with mless.cut(model, *cut, prompts=source):
+        assert found[requests[0].key] == by_hand(model, source, 4)
+    with patched(model, prompt, source, *patch):
+        assert found[requests[1].key] == by_hand(model, prompt, 4)
 
 
 def test_everything_put_in_gives_the_other_conditions_answers_and_a_cut_source_its_own() -> None:

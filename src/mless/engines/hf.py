@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mless import kernels, limits
+from mless.capture import copies
 from mless.engines.base import Changes, Decoding, Finish, OutOfMemory, Reply, Request, Way, by_way
 from mless.engines.blocks import BLOCK, InBlocks
 from mless.engines.checks import check_requests, gap_of, has_own_forward, slots_of
@@ -404,7 +405,7 @@ class HfEngine:
         self._seeds[at] = values[:, 3]
         self._hidden[at] = values[:, 4:]
         if self._layout.labels is not None:
-            self._layout.labels[at] = labels_of(spans, self.length).to(at.device)
+            self._layout.labels[at] = copies.sent(labels_of(spans, self.length), at.device)
 
     @torch.inference_mode()
     def _leave(self, slots: Sequence[int]) -> None:

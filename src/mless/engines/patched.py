@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mless.capture.cutting import cut_attached
 from mless.capture.following import PADDING
@@ -33,6 +34,9 @@ from mless.engines.slots import Beginning
 from mless.errors import UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.values import Prompt
+
+#: Attention that repeats its own bits; cuDNN's need not.
+_REPEATABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,7 @@ def _source(model: LoadedModel, changes: Changes) -> list[RecordedRun]:
         return []
     assert changes.source is not None
     with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(_REPEATABLE))
         if changes.source_cut:
             stack.enter_context(cut_attached(model, changes.source_cut, [changes.source]))
         return record_prompts(model, places_of(model.model, changes.patch), [changes.source])
@@ -114,7 +119,8 @@ def _logits(model: LoadedModel, prompt: Prompt, made: list[int] | None = None) -
         after = torch.arange(1, len(made) + 1)[None] + positions[:, -1:]
         given["position_ids"] = torch.cat([positions, after], dim=1)
     sent = {name: one.to(model.device) for name, one in given.items()}
-    return model.model(**sent, use_cache=False).logits[0, -1]
+    with sdpa_kernel(_REPEATABLE):
+        return model.model(**sent, use_cache=False).logits[0, -1]
 
 
 def _with_filler(
