@@ -169,7 +169,9 @@ def test_greedy_answers_are_those_of_a_plain_loop_under_the_patch(family: str, n
 def test_the_embedded_model_under_a_cut_and_a_patch() -> None:
     model = mless.load("smollm2", head=True, dtype="float32", device="cpu")
     how = {"prompt": "raw", "length": 9, "system": "Answer briefly."}
-    (source,), (prompt,) = (mless.prompts(model, ["Count on: one, two, three, four,"], name, **how) for name in ("mless", "none"))
+    (source,), (prompt,) = (
+        mless.prompts(model, ["Count on: one, two, three, four,"], name, **how) for name in ("mless", "none")
+    )
     cut = (Cut("answer", "filler"), Cut("question", "filler", layers="5-12", heads="1-4"))
     patch = (Patch("attention-output", layers="2"), Patch("mlp-output", layers="1", at="question"))
     requests = [
