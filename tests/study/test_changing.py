@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from heard import Heard
-from mless.errors import BadPrompt, BadStudy
+from mless.capture import cutting
+from mless.errors import BadPrompt, BadStudy, ProofFailed
 from mless.study import load_study, run_study
 from mless.study.verifying import verify
 from spelling import model_folder
@@ -172,3 +173,16 @@ def test_what_is_computed_again_has_the_cuts_and_patches_too(tiny: Path, tmp_pat
     found = verify(tmp_path / "r", sample=8)
     assert found.recomputed is not None
     assert found.recomputed.agrees, found.recomputed
+
+
+@pytest.mark.parametrize("study", ["quick", "activations", "affine", "likelihood"])
+def test_a_seam_that_does_not_cut_is_found_before_anything_is_stored(
+    tiny: Path, tmp_path: Path, study: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of accuracy, whose slots have a seam of their own, accuracy/test_changed_answers.py says it."""
+    monkeypatch.setattr(cutting.EdgeMask, "attended", lambda *_: None)
+    monkeypatch.setattr(cutting.EdgeMask, "_block", lambda self, first, last: self._under(first, last))
+    chosen = {"model": str(tiny), "limit": 2, "prompt": "raw", "system": SYSTEM, "condition": DECLARED}
+    with pytest.raises(ProofFailed, match="attention with its edges cut differs from the definition"):
+        run_study(load_study(study, chosen | {"conditions": ["none", "unseen"]}), tmp_path / "r", Heard())
+    assert not (tmp_path / "r").exists()
