@@ -93,6 +93,13 @@ def test_a_weight_that_is_only_small_is_found(monkeypatch: pytest.MonkeyPatch) -
         prove_cuts(tiny("llama", head=True).model, [mless.Cut("question", "filler", to="sink")], WITH)
 
 
+def test_a_model_that_was_moved_is_proved_again() -> None:
+    model = tiny("llama", head=True).model
+    first = prove_cuts(model, [CUT], WITH)
+    assert prove_cuts(model, [CUT], WITH) is first
+    assert prove_cuts(model.double(), [CUT], WITH) is not first
+
+
 def test_an_attention_that_changes_the_uncut_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = cutting.attention_of
     monkeypatch.setattr(cutting, "attention_of", lambda call: own(call) * 1.1)

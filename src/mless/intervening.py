@@ -128,7 +128,7 @@ def prove_cuts(model: nn.Module, cuts: Sequence[Cut], prompt: Prompt) -> dict[st
     uncut:   without cuts the model's states are those of its own forward
     """
     probe = _probe(prompt)
-    key = ("cuts", tuple(cuts), tuple(span.name for span in probe.spans))
+    key = ("cuts", *_where(model), tuple(cuts), tuple(span.name for span in probe.spans))
     known = _PROVED.setdefault(model, {})
     if key not in known:
         plain = _states(model, probe)
@@ -220,7 +220,7 @@ def prove_patches(model: nn.Module, patches: Sequence[Patch], prompt: Prompt) ->
     """
     probe = _probe(prompt)
     places = places_of(model, patches)
-    key = ("patches", tuple(sorted(places)))
+    key = ("patches", *_where(model), tuple(sorted(places)))
     known = _PROVED.setdefault(model, {})
     if key not in known:
         whole = [Patch(part, layers=layer) for part, layer in places]
@@ -282,6 +282,12 @@ def _probe(prompt: Prompt) -> Prompt:
         spans.append(Span(span.name, len(ids), len(ids) + len(taken)))
         ids += taken
     return Prompt(prompt.item, prompt.condition, tuple(ids), tuple(spans), "")
+
+
+def _where(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """A model may be moved after it was proved."""
+    first = next(model.parameters())
+    return first.device, first.dtype
 
 
 def _states(model: nn.Module, probe: Prompt) -> Tensor:

@@ -259,6 +259,10 @@ class Condition:
             raise BadStudy(
                 f"condition {self.name!r} is none once more (again = true), so it takes no cut and no patch; leave them out"
             )
+        if self.arm is not None and self.patch:
+            raise BadStudy(
+                f"condition {self.name!r} runs with ARM and takes values from another run, which runs without; leave one of them out"
+            )
         sources = {one.source for one in self.patch}
         if "" in sources or len(sources) > 1:
             raise BadStudy(

@@ -12,6 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from mless.capture import affine, displacement
 from mless.capture.affine import attention_outputs
+from mless.changes import Cut
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.values import Prompt, Span
@@ -224,3 +225,35 @@ def test_bad_input_is_told():
     )
     with pytest.raises(BadPrompt, match=r"reaches position 263 .*but tiny-llama takes 256"):
         displacement(model, WITHOUT, far, layers=[1])
+
+
+# ---- with edges cut ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_filler_that_nobody_sees_moves_outputs_by_positions_alone(family):
+    model = tiny(family, **UNWINDOWED[family])
+    found, plain = (
+        displacement(model, WITHOUT, WITH, layers=LAYERS, cuts=cuts) for cuts in ([Cut("original", "filler")], [])
+    )
+    assert (found.sums["left_position"] < 1e-8 * plain.sums["moves"]).all()
+    np.testing.assert_allclose(found.sums["moves"], found.sums["moves_position"], rtol=1e-4)
+    assert (found.sums["log_kept"] == 0.0).all()  # none of its weight is taken
+    # The other rows of the forward are not cut.
+    assert np.array_equal(found.output, plain.output)
+    assert np.array_equal(found.sums["moves_position"], plain.sums["moves_position"])
+
+
+def test_a_cut_in_later_layers_leaves_the_first_as_it_was():
+    model = tiny("qwen2")
+    cuts = [Cut("question", "filler", layers="2")]
+    found, plain = (displacement(model, WITHOUT, WITH, layers=LAYERS, cuts=some) for some in (cuts, []))
+    assert np.array_equal(found.displacement[0], plain.displacement[0])
+    assert not np.allclose(found.displacement[1], plain.displacement[1])
+    assert (found.sums["log_kept"][1] > plain.sums["log_kept"][1]).all()
+
+
+def test_cuts_that_leave_no_single_softmax_are_refused():
+    for cut in (Cut("question", "filler", heads=1), Cut("question", "filler", to="sink")):
+        with pytest.raises(BadStudy, match="a cut by head, or one that sends weight to the sink"):
+            displacement(tiny("llama"), WITHOUT, WITH, layers=LAYERS, cuts=[cut])

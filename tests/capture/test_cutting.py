@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from mless.capture import capturing, cutting, received
-from mless.capture.cutting import cut_attached, runs_of
+from mless.capture.cutting import check_cuts, cut_attached, runs_of
 from mless.changes import NAMED_SPANS, Cut
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
@@ -271,6 +272,36 @@ def test_bad_cuts_are_refused_before_anything_runs(cut: Callable[[], Cut], why: 
     prompt = prompt_of(("start", 1), ("filler", 3), ("question", 4))
     with pytest.raises((BadStudy, BadPrompt), match=why), cut_attached(tiny("llama"), [cut()], [prompt]):
         pass
+
+
+def test_what_a_token_sees_is_counted_by_layer_and_head() -> None:
+    """Two cuts leave a token nothing only where one head of one layer has both; where the weight goes does not matter."""
+    prompt = prompt_of(("start", 2), ("filler", 3), ("question", 4))
+    both = {"queries": "question", "keys": "start"}, {"queries": "question", "keys": "filler"}
+    for first, second in (({"layers": "1"}, {"layers": "2-"}), ({"heads": "1-2"}, {"heads": "3"})):
+        check_cuts([Cut(**both[0], **first), Cut(**both[1], **second)], prompt)
+    overlapping = (
+        ({}, {}),
+        ({"layers": "1-2"}, {"layers": "2-"}),
+        ({"heads": "1-2"}, {"heads": "2", "layers": "7"}),
+        ({"layers": "3"}, {"to": "sink"}),
+    )
+    for first, second in overlapping:
+        with pytest.raises(BadPrompt, match="token 5, the first of 'question', nothing to see but itself"):
+            check_cuts([Cut(**both[0], **first), Cut(**both[1], **second)], prompt)
+    with pytest.raises(BadPrompt, match="token 1, of 'start', nothing to see but itself"):
+        check_cuts([Cut("start", "start")], prompt)
+    check_cuts([Cut("start", "start")], prompt_of(("start", 1), ("question", 4)))
+
+
+def test_a_cpu_kernel_that_sdpa_would_not_choose_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.7's does not know heads that share keys, and reads beyond them."""
+    model, ids = tiny("llama", head=True), torch.tensor([[*PROMPT.token_ids, *ANSWER]])
+    with cut_attached(model, CUTS["answer-filler"], [PROMPT]):
+        wanted = logits(model, ids)
+        monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: SDPBackend.MATH.value)
+        monkeypatch.setattr(cutting, "_by_parts", None)
+        close(logits(model, ids), wanted)
 
 
 def test_prompts_that_do_not_fit_the_rows() -> None:

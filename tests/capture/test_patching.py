@@ -272,6 +272,32 @@ def test_generation_goes_on_from_a_patched_prompt() -> None:
     assert run.of("residual", 2)[0].shape == (len(run.ids), model.model.config.hidden_size)
 
 
+def test_an_answer_that_goes_another_way_takes_no_values() -> None:
+    """With a cache too, where a forward holds one token: another token has no value in the other run."""
+    model = tiny("llama", head=True)
+    patch = Patch("residual", layers=2)
+    run, _ = run_of(model, WITH, patch)
+    ids = ids_of(WITHOUT, ())
+    with patch_attached(model, [patch], [WITHOUT], [run]), torch.inference_mode():
+        cache = model.model(input_ids=ids, use_cache=True).past_key_values
+        model.model(input_ids=torch.tensor([ANSWER[:2]]), past_key_values=cache, use_cache=True)
+        with pytest.raises(BadPrompt, match="the tokens after the prompt are not those of the other run"):
+            model.model(input_ids=torch.tensor([[ANSWER[2] + 1]]), past_key_values=cache, use_cache=True)
+
+
+def test_a_run_with_keys_put_in_is_recorded_without_them() -> None:
+    model = tiny("llama", head=True)
+    keys, every = Patch("keys-values", at="filler"), [("keys-values", layer) for layer in (1, 2, 3)]
+    run, _ = run_of(model, WITH, keys)
+    with patch_attached(model, [keys], [MOVED], [run]), recorded(model, every, [MOVED]) as recorder:
+        forward(model, MOVED)
+    (found,) = recorder.runs()
+    kept = [*WITH.original, *range(len(WITH), len(WITH) + len(ANSWER))]
+    for layer in (1, 2, 3):
+        for ours, theirs in zip(found.of("keys-values", layer), run.of("keys-values", layer), strict=True):
+            close(ours, theirs[kept])
+
+
 def test_a_cut_and_a_patch_together() -> None:
     """The values of a cut run, put into the uncut one, are those of the cut run."""
     model = tiny("llama", head=True)

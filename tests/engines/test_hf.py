@@ -222,9 +222,9 @@ def test_a_decoding_that_is_not_the_models_own_is_found_out(
 ) -> None:
     real = HfEngine._set
 
-    def some_positions_on(self: HfEngine, group: Any, slots: Any) -> None:
-        real(self, group, slots)
-        self._positions[torch.tensor(slots)] += 7
+    def some_positions_on(self: HfEngine, rows: Any, starts: Any) -> None:
+        real(self, rows, starts)
+        self._positions[torch.tensor([row.slot for row in rows])] += 7
 
     monkeypatch.setattr(HfEngine, "_set", some_positions_on)
     with (

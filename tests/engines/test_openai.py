@@ -19,11 +19,11 @@ from served import KEY, Loopback, ask, echo, fault_of, no_thread_is_left, one, q
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from mless.engines.base import Decoding, Request
+from mless.engines.base import Changes, Decoding, Request
 from mless.engines.openai import UNKNOWN_TOKENS, OpenAIEngine
 from mless.errors import BadStudy, EngineFault
 from mless.models import locate
-from tiny import BASE
+from tiny import BASE, prompt_of
 
 # ---- a real server ----
 
@@ -207,6 +207,13 @@ def test_what_no_server_can_do_is_refused(changes: dict[str, Any]):
     engine = OpenAIEngine("http://localhost:1/v1", "m")
     with pytest.raises(EngineFault, match=r"item '1' of 'shift' asks for shifted positions or hidden tokens.*'hf'"):
         engine.generate([Request("shift", "1", token_ids=(1, 2), **changes)], Decoding())
+
+
+def test_cuts_and_patches_are_refused():
+    prompt = prompt_of(("question", 2))
+    request = Request("cut", "1", token_ids=prompt.token_ids, changes=Changes(prompt))
+    with pytest.raises(EngineFault, match=r"item '1' of 'cut' has cuts or patches, which no server offers.*'hf'"):
+        OpenAIEngine("http://localhost:1/v1", "m").generate([request], Decoding())
 
 
 def test_a_request_holds_ids_or_messages():

@@ -52,6 +52,7 @@ def test_what_each_engine_says_of_itself() -> None:
     assert [name for name, one in said.items() if one.needs_weights] == ["hf", "vllm"]
     assert [name for name, one in said.items() if one.needs_loaded] == ["hf"]
     assert [name for name, one in said.items() if one.takes_arm] == ["hf", "vllm", "scripted"]
+    assert [name for name, one in said.items() if one.takes_changes] == ["hf"]
     assert [name for name, one in said.items() if one.takes_tensor_parallel] == ["vllm"]
     assert [name for name, one in said.items() if one.takes_text] == ["openai", "scripted"]
     assert [name for name, one in said.items() if "tensor" not in one.arm_scopes] == ["hf", "vllm"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mless.engines import vllm_arm
-from mless.engines.base import Decoding, Reply, Request, ScoreRequest
+from mless.engines.base import Changes, Decoding, Reply, Request, ScoreRequest
 from mless.engines.vllm import VllmEngine
 from mless.errors import BadStudy, EngineFault, MlessError
 from mless.models import locate
@@ -23,6 +23,7 @@ from mless.results.folder import ResultFolder
 from mless.tasks import arithmetic
 from mless.values import ArmSettings, Condition
 from models.tiny_models import save_model
+from tiny import prompt_of
 
 
 def needs_vllm(test: Callable[..., None]) -> Callable[..., None]:
@@ -293,6 +294,9 @@ def test_leaving_early_leaves_nothing_behind(engine: VllmEngine, requests: list[
     [
         pytest.param({"position_ids": (0, 5)}, "position ids of its own.*--engine hf", id="position_ids"),
         pytest.param({"hidden": (0, 1)}, "filler hidden from attention.*--engine hf", id="hidden"),
+        pytest.param(
+            {"changes": Changes(prompt_of(("question", 2)))}, "has cuts or patches.*--engine hf", id="changes"
+        ),
         pytest.param({"token_ids": (), "messages": (("user", "1+1"),)}, "token ids.*--engine openai", id="messages"),
         pytest.param(
             {"token_ids": (1,) * 500}, "500 prompt tokens and 16 new ones do not fit.*512.* to 12", id="context"

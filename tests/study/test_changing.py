@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import polars as pl
 import pytest
 
 from heard import Heard
-from mless.errors import BadStudy
+from mless.capture import cutting
+from mless.errors import BadPrompt, BadStudy, ProofFailed
 from mless.study import load_study, run_study
+from mless.study.verifying import verify
 from spelling import model_folder
 
 FILLER = {"filler": " /", "length": 5}
@@ -117,8 +120,69 @@ def test_layers_that_are_not_loaded_are_left_out(tiny: Path, tmp_path: Path) -> 
     assert mass["layer"].unique().to_list() == [1]
 
 
-def test_accuracy_refuses_cuts_and_patches_by_name(tiny: Path, tmp_path: Path) -> None:
-    for name, what in (("unseen", "cuts attention"), ("first-layer", "takes values from another run")):
-        chosen = {"model": str(tiny), "condition": DECLARED, "conditions": ["none", "mless", name]}
-        with pytest.raises(BadStudy, match=f"condition '{name}' {what}, which accuracy does not take"):
-            run_study(load_study("accuracy", chosen), tmp_path / "r", Heard())
+def test_affine_under_a_cut(tiny: Path, tmp_path: Path) -> None:
+    declared = DECLARED | {"nobody": FILLER | {"cut": [{"queries": "original", "keys": "filler"}]}}
+    chosen = {"model": str(tiny), "limit": 4, "length": 5, "prompt": "raw", "system": SYSTEM, "condition": declared}
+    conditions = ["none", "mless", "position-only", "unseen", "nobody"]
+    run_study(load_study("affine", chosen | {"conditions": conditions}), tmp_path / "r", Heard())
+    rows = pl.read_parquet(tmp_path / "r" / "affine.parquet").filter(pl.col("head") > 0).sort("layer", "head")
+    by = {name: rows.filter(condition=name) for name in conditions[1:]}
+    about = json.loads((tmp_path / "r" / "study.json").read_text())
+    assert about["proofs"]["cuts of nobody"]["output"] < 1e-5
+    # Nothing is cut before layer 2, and a filler that nobody sees only moves positions.
+    first = [by[name].filter(layer=1)["displacement"].to_list() for name in ("mless", "unseen")]
+    assert first[0] == first[1]
+    assert (
+        by["unseen"].filter(layer=2)["displacement"].to_list() != by["mless"].filter(layer=2)["displacement"].to_list()
+    )
+    assert by["nobody"]["displacement"].to_list() == pytest.approx(
+        by["position-only"]["displacement"].to_list(), rel=1e-3
+    )
+    assert by["nobody"]["kept"].to_list() == pytest.approx([1.0] * len(by["nobody"]))
+
+
+@pytest.mark.parametrize(
+    ("condition", "why"),
+    [
+        (DECLARED["first-layer"], "'mine' takes values from another run, which affine does not take: λ and σ say"),
+        (
+            FILLER | {"cut": [{"queries": "question", "keys": "filler", "heads": 1}]},
+            "leaves no single softmax to tell the filler's",
+        ),
+        (
+            {"cut": [{"queries": "question", "keys": "system"}]},
+            "inserts no filler, and tokens after a filler are compared",
+        ),
+        (FILLER | {"cut": [{"queries": "answer", "keys": "filler"}]}, "it names the answer, but only prompts"),
+        (FILLER | {"cut": [{"queries": "question", "keys": "filler", "layers": 9}]}, "'mine', cut: no layer 9"),
+        (FILLER | {"cut": [{"queries": "end", "keys": "filler"}]}, "queries = 'end', but the prompt has no such span"),
+    ],
+)
+def test_what_affine_cannot_be_read_under_is_refused(
+    tiny: Path, tmp_path: Path, condition: dict[str, Any], why: str
+) -> None:
+    chosen = {"model": str(tiny), "limit": 4, "prompt": "raw", "system": SYSTEM, "condition": {"mine": condition}}
+    with pytest.raises((BadStudy, BadPrompt), match=why):
+        run_study(load_study("affine", chosen | {"conditions": ["none", "mless", "mine"]}), tmp_path / "r", Heard())
+    assert not (tmp_path / "r" / "units").exists()
+
+
+def test_what_is_computed_again_has_the_cuts_and_patches_too(tiny: Path, tmp_path: Path) -> None:
+    """`mless verify` finds no difference, in measurements whose cuts are set around a group."""
+    run(tiny, tmp_path / "r", "attention", "none,mless,unseen,first-layer", limit=2)
+    found = verify(tmp_path / "r", sample=8)
+    assert found.recomputed is not None
+    assert found.recomputed.agrees, found.recomputed
+
+
+@pytest.mark.parametrize("study", ["quick", "activations", "affine", "likelihood"])
+def test_a_seam_that_does_not_cut_is_found_before_anything_is_stored(
+    tiny: Path, tmp_path: Path, study: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of accuracy, whose slots have a seam of their own, accuracy/test_changed_answers.py says it."""
+    monkeypatch.setattr(cutting.EdgeMask, "attended", lambda *_: None)
+    monkeypatch.setattr(cutting.EdgeMask, "_block", lambda self, first, last: self._under(first, last))
+    chosen = {"model": str(tiny), "limit": 2, "prompt": "raw", "system": SYSTEM, "condition": DECLARED}
+    with pytest.raises(ProofFailed, match="attention with its edges cut differs from the definition"):
+        run_study(load_study(study, chosen | {"conditions": ["none", "unseen"]}), tmp_path / "r", Heard())
+    assert not (tmp_path / "r").exists()

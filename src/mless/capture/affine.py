@@ -7,7 +7,7 @@ outputs are held at a time. The definitions are in docs/affine.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,8 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor, nn
 
+from mless.capture.cutting import cut_attached
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, attending
+from mless.changes import Cut
 from mless.errors import BadAttention, UnsupportedArchitecture
 from mless.kernels.signature import Visible
 from mless.kernels.streaming import BLOCK_ELEMENTS
@@ -169,11 +171,13 @@ def displacement(
     tokens: Tokens = "after",
     points: int = 0,
     rng: np.random.Generator | None = None,
+    cuts: Sequence[Cut] = (),
 ) -> Displacement:
     """The displacement of every head's outputs between the two prompts of one item.
 
     Where tokens are inserted a third row runs beside the two: the original tokens alone, at the positions they have with filler. Its
-    difference from the first row is the effect of positions alone. `points` tokens, drawn with `rng`, are kept as vectors.
+    difference from the first row is the effect of positions alone. `points` tokens, drawn with `rng`, are kept as vectors. `cuts` are in force in
+    the row with the filler, and in no other.
     """
     layers = model.numbered(layers)
     where = align(without, with_filler)
@@ -202,7 +206,11 @@ def displacement(
                 "it: try --dtype float32, or check the checkpoint"
             )
 
-    with watching(model.model, layers, filler, watcher):
+    with ExitStack() as stack:
+        if cuts:
+            handle = stack.enter_context(cut_attached(model, cuts, [with_filler], answer=False))
+            handle.rows([*[None] * (len(rows) - 1), with_filler], list(map(len, rows)))
+        stack.enter_context(watching(model.model, layers, filler, watcher))
         _forward(model, rows)
     missing = sorted(set(layers) - set(found))
     if missing:

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int8, Int64
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
+from mless import limits
 from mless.capture.following import PADDING, Follower, Places
-from mless.capture.forwards import attention_of, by_heads, weighed
+from mless.capture.forwards import attention_of, by_heads, chosen_kernel, weighed
 from mless.capture.seam import Call, Change, GivenMask, LazyMask, Mask, attended, attending, changing, heads_of
-from mless.changes import GROUPS, NAMED_SPANS, Cut, spans_of
+from mless.changes import ANSWER, GROUPS, NAMED_SPANS, Cut, spans_of
 from mless.errors import BadPrompt, BadStudy
 from mless.models import LoadedModel
 from mless.models.seams import among, attention_layers
@@ -30,6 +32,8 @@ from mless.values import Prompt, numbers_of
 
 #: Masks of at most so many queries are made once for all layers.
 _QUERIES = 2048
+#: More heads than a layer has.
+_HEADS = 1000
 #: Widest heads of torch's flash attention.
 _WIDEST = 256
 
@@ -106,18 +110,48 @@ def check_cuts(cuts: Sequence[Cut], prompt: Prompt, *, answer: bool = True) -> N
                 f"{where}: the cut sends the weight of {prompt.spans[0].name!r} to the sink, but the first token, which takes it where there is no learned "
                 'sink, is cut too; use to = "rest"'
             )
-    _refuse_blind([cut for cut in cuts if cut.to == "rest"], prompt, where, answer=answer)
+    for some in _at_once(tuple(cuts)):
+        _refuse_blind(some, prompt, where, answer=answer)
+
+
+@functools.cache
+def _at_once(cuts: tuple[Cut, ...]) -> list[list[Cut]]:
+    """The cuts that some head of some layer has together."""
+
+    def numbers(text: str | None, most: int, what: str) -> frozenset[int]:
+        return frozenset(numbers_of("all" if text is None else text, most, what))
+
+    where = [(numbers(one.layers, limits.LAYERS.value, "layer"), numbers(one.heads, _HEADS, "head")) for one in cuts]
+    # Between the places where one of them begins or ends, all are alike.
+    layers, heads = (
+        {at for some in axis for at in some if at - 1 not in some}
+        | {at + 1 for some in axis for at in some if at + 1 not in some}
+        for axis in (tuple(zip(*where, strict=True)) or ((), ()))
+    )
+    found = {
+        tuple(n for n, (own, of) in enumerate(where) if layer in own and head in of)
+        for layer in layers
+        for head in heads
+    }
+    return [[cuts[n] for n in some] for some in sorted(found) if some]
 
 
 def _refuse_blind(cuts: Sequence[Cut], prompt: Prompt, where: str, *, answer: bool) -> None:
     """Refuse cuts that leave a token nothing to see but itself. The prompt's first token never sees more."""
-    labels = np.array([*prompt.span_ids, *([NAMED_SPANS.index("answer")] if answer else [])])
-    table = _joined(cuts, None).rest
-    for at in range(1, len(labels)):
-        if table[labels[at], labels[:at]].all():
-            raise BadPrompt(
-                f"{where}: the cut leaves token {at}, the first of {NAMED_SPANS[labels[at]]!r}, nothing to see but itself; leave it a span that comes before"
-            )
+    edges = _joined(cuts, None)
+    gone = edges.rest | edges.sink
+    spans = [(span.name, span.start, len(span)) for span in prompt.spans]
+    before: list[int] = []
+    for name, start, size in [*spans, *([(ANSWER, len(prompt), 2)] if answer else [])]:
+        own = NAMED_SPANS.index(name)
+        # Later tokens of a span see the same and more.
+        for at in range(start, start + min(size, 2)):
+            if before and gone[own, before].all():
+                which = "the first of" if at == start else "of"
+                raise BadPrompt(
+                    f"{where}: the cut leaves token {at}, {which} {name!r}, nothing to see but itself; leave it a span that comes before"
+                )
+            before.append(own)
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------------
@@ -316,7 +350,12 @@ def serves(call: Call, base: Mask) -> bool:
         fits = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST
         if not fits or not _flash_agrees(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[-1]):
             return False
-    elif q.device.type != "cpu" or q.dtype != torch.float32 or q.shape[-1] % 8:
+    elif (
+        q.device.type != "cpu"
+        or q.dtype != torch.float32
+        or q.shape[-1] % 8
+        or chosen_kernel(q, k, v, call.score["scale"], causal=True) != SDPBackend.FLASH_ATTENTION.value
+    ):
         return False
     return base.causal_for_real
 
@@ -441,14 +480,15 @@ class CutHandle(Change):
         self._masks: dict[tuple[int, int, int], tuple[Mask, Mask]] = {}
         self._forward = -1
 
-    def rows(self, prompts: Sequence[Prompt], lengths: Sequence[int] | None = None) -> None:
-        """The prompts of the forwards to come, one for each row; `lengths` as in `Follower.rows`."""
+    def rows(self, prompts: Sequence[Prompt | None], lengths: Sequence[int] | None = None) -> None:
+        """The prompts of the forwards to come, one for each row; `lengths` as in `Follower.rows`. A row without a prompt has no cuts."""
         self._check(prompts)
         self._follower.rows(prompts, lengths)
 
-    def _check(self, prompts: Sequence[Prompt]) -> None:
+    def _check(self, prompts: Sequence[Prompt | None]) -> None:
         for prompt in prompts:
-            check_cuts(self.cuts, prompt, answer=self._answer)
+            if prompt is not None:
+                check_cuts(self.cuts, prompt, answer=self._answer)
 
     def stop(self) -> None:
         self._follower.stop()

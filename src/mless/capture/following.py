@@ -98,7 +98,7 @@ class Follower:
     def __init__(self, model: nn.Module, prompts: Sequence[Prompt]) -> None:
         self._decoder = decoder(model)
         self._names = tuple(inspect.signature(self._decoder.forward).parameters)
-        self._prompts: list[Prompt] = []
+        self._prompts: list[Prompt | None] = []
         self._lengths: Sequence[int] | None = None
         self._depths: Sequence[Int64[np.ndarray, " _"]] | None = None
         self._current: Places | None = None
@@ -109,15 +109,15 @@ class Follower:
 
     def rows(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | None],
         lengths: Sequence[int] | None = None,
         depths: Sequence[Int64[np.ndarray, " _"]] | None = None,
     ) -> None:
         """The prompts of the forwards to come. `lengths`: how many tokens their rows have, each from place 0 on; nothing is then read from the
-        forward, and rows beyond the prompts only fill the batch. `depths`: as in `Places`.
+        forward, rows without a prompt (None) are left as they are, and rows beyond the prompts only fill the batch. `depths`: as in `Places`.
         """
         for prompt in prompts:
-            if not isinstance(prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(prompt, Prompt) and (prompt is not None or lengths is None):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BadPrompt(
                     f"a prompt is what mless.prompts(model, items, condition) makes, token ids with spans; got {type(prompt).__name__}"
                 )
@@ -181,7 +181,7 @@ class Follower:
             raise BadPrompt("a row of the batch is padding only; leave it out")
         return real.argmax(1).tolist(), (real.shape[1] - real[:, ::-1].argmax(1)).tolist()
 
-    def _of_rows(self, rows: int) -> list[Prompt]:
+    def _of_rows(self, rows: int) -> list[Prompt | None]:
         known = len(self._prompts)
         if rows % known:
             raise BadPrompt(f"the forward has {rows} rows, but {known} prompts were given; give one for each row")

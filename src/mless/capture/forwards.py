@@ -49,9 +49,8 @@ def _with_lse(
     # In 16 bits the CPU's is right to 4 digits only.
     if not q.is_cuda and (q.device.type != "cpu" or q.dtype != torch.float32):
         return None
-    chosen = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
+    chosen = chosen_kernel(q, k, v, scale, causal=causal)
     if not q.is_cuda:
-        # Called though it is not chosen, it may read beyond the keys: torch 2.7's does not know heads that share keys.
         if chosen != SDPBackend.FLASH_ATTENTION.value:
             return None
         return ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -62,6 +61,13 @@ def _with_lse(
     else:
         return None
     return out, lse.reshape(q.shape[:3])
+
+
+def chosen_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> int:
+    """The backend that SDPA would choose. Another one, called all the same, may read beyond the keys: torch 2.7's for CPUs does not know heads
+    that share keys.
+    """
+    return torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
 
 
 def attention_of(call: Call) -> Float[Tensor, "batch queries heads dim"]:

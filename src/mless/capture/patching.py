@@ -175,12 +175,8 @@ class Recorder(_Watch):
         values = {
             place: [torch.cat(part, dim=1) for part in zip(*parts, strict=True)] for place, parts in self._kept.items()
         }
-        known = [one.ids for one in self._seen]
-        ids = (
-            torch.cat([one for one in known if one is not None], dim=1)
-            if all(one is not None for one in known)
-            else None
-        )
+        known = [one.ids for one in self._seen if one.ids is not None]
+        ids = torch.cat(known, dim=1) if len(known) == len(self._seen) else None
         found: list[RecordedRun] = []
         for row, (prompt, start, end) in enumerate(zip(last.prompts, last.starts, last.ends, strict=True)):
             if prompt is None:
@@ -208,8 +204,9 @@ class Recorder(_Watch):
         if ("keys-values", call.layer) in self._places:
             _refuse_second(call)
             tokens = self._follower.places.tokens
-            # With a cache the call has earlier tokens' keys too.
-            own = (one[:, :, -tokens:].transpose(1, 2) for one in (call.key, call.value))
+            # With a cache the call has earlier tokens' keys too; keys that a patch put in are last.
+            last = call.key.shape[2] - call.put_in
+            own = (one[:, :, last - tokens : last].transpose(1, 2) for one in (call.key, call.value))
             self._note(("keys-values", call.layer), tuple(own))
         return call
 
@@ -348,12 +345,14 @@ class PatchHandle(_Watch):
         return ours[here], theirs[here]
 
     def _check_answer(self, places: Places, row: int, run: RecordedRun, count: int) -> None:
+        """With a cache a forward holds only the last tokens, and these are compared."""
         prompt = places.prompts[row]
-        if places.ids is None or run.ids is None or places.before or prompt is None:
+        if places.ids is None or run.ids is None or prompt is None:
             return
-        first = places.starts[row] + len(prompt)
-        known = len(run.prompt)
-        if places.ids[row, first : first + count].tolist() != list(run.ids[known : known + count]):
+        first = places.starts[row] + len(prompt) - places.before
+        gone = max(0, -first)
+        ours = places.ids[row, max(0, first) : max(0, first + count)].tolist()
+        if ours != list(run.ids[len(run.prompt) + gone : len(run.prompt) + count]):
             raise BadPrompt(
                 f"item {prompt.item!r}: the tokens after the prompt are not those of the other run, so they have no values to take; run both on the same "
                 "tokens, or leave 'answer' out of at"
@@ -425,7 +424,8 @@ class _Inserted:
             for row, (_, filler, values) in self._rows.items():
                 more[row, :, : len(filler)] = values[which].transpose(0, 1).to(more.device, more.dtype)
             both.append(torch.cat([held, more], dim=2))
-        return replace(call, key=both[0], value=both[1], mask=InsertedMask(call.mask, self, most))
+        mask = InsertedMask(call.mask, self, most)
+        return replace(call, key=both[0], value=both[1], mask=mask, put_in=call.put_in + most)
 
     def seen(self, first: int, last: int, most: int, rule: LazyMask | None) -> Bool[np.ndarray, "rows queries filler"]:
         """Which of the filler's tokens each query sees: what the same query sees of it in the prompt that has it."""

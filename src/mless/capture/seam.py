@@ -284,6 +284,8 @@ class Call:
     given: dict[str, Any]
     #: A second call of the layer with the same queries and keys but other values (DiffLlama): the matrix is the same.
     again: bool = False
+    #: How many of the keys, the last ones, are no tokens of the forward's own rows (a patch put them in).
+    put_in: int = 0
 
     @property
     def seen(self) -> kernels.Intervals | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from mless.changes import Cut, Patch
 from mless.errors import BadStudy, EngineFault
-from mless.values import ArmSettings
+from mless.values import ArmSettings, Prompt
 
 Finish = Literal["stop", "length"]
 
@@ -41,13 +42,27 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """How a prompt's run is changed: edges of attention that are cut, and parts that take the values of another prompt's run (docs/cause.md).
+
+    `source` is that prompt, of the same item, and `source_cut` what is cut in its run.
+    """
+
+    prompt: Prompt
+    cut: tuple[Cut, ...] = ()
+    patch: tuple[Patch, ...] = ()
+    source: Prompt | None = None
+    source_cut: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One answer to be drawn. (condition, item, sample) names it; `seed` belongs to (item, sample), so all conditions draw the same random
     numbers.
 
     Exactly one of `token_ids` and `messages` is filled. Messages, (role, text) pairs, are for servers that make the tokens themselves.
     `arm` runs the model with ARM. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2,
-    …; tokens in `hidden` (start, stop) are seen only by each other.
+    …; tokens in `hidden` (start, stop) are seen only by each other. `changes`: the run has cuts or patches; its prompt holds these tokens.
     """
 
     condition: str
@@ -60,6 +75,7 @@ class Request:
     position_ids: tuple[int, ...] | None = None
     hidden: tuple[int, int] | None = None
     arm: ArmSettings | None = None
+    changes: Changes | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -79,6 +95,30 @@ def by_arm(requests: Sequence[Request]) -> dict[ArmSettings | None, list[Request
     found: dict[ArmSettings | None, list[Request]] = {}
     for request in sorted(requests, key=lambda request: request.arm is not None):
         found.setdefault(request.arm, []).append(request)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the model runs for some requests: with one setting of ARM, the same cuts and the same patches."""
+
+    arm: ArmSettings | None = None
+    cut: tuple[Cut, ...] = ()
+    patch: tuple[Patch, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.cut or self.patch)
+
+
+def by_way(requests: Sequence[Request]) -> dict[Way, list[Request]]:
+    """The requests grouped by how the model runs for them; those that run it as it is come first."""
+    found: dict[Way, list[Request]] = {}
+    for arm, group in by_arm(requests).items():
+        for request in sorted(group, key=lambda request: request.changes is not None):
+            changes = request.changes
+            way = Way(arm) if changes is None else Way(arm, changes.cut, changes.patch)
+            found.setdefault(way, []).append(request)
     return found
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, cast, get_args
@@ -23,12 +23,17 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mless import kernels, limits
-from mless.engines.base import Decoding, Finish, OutOfMemory, Reply, Request, by_arm
+from mless.capture import copies
+from mless.engines.base import Changes, Decoding, Finish, OutOfMemory, Reply, Request, Way, by_way
+from mless.engines.blocks import BLOCK, InBlocks
+from mless.engines.checks import check_requests, gap_of, has_own_forward, slots_of
+from mless.engines.cuts import SlotCuts, labels_of
+from mless.engines.fitting import default_slots, ends_of, one_scale
 from mless.engines.opening import Opening
-from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of
+from mless.engines.patched import Start, layers_put_in, puts_in, started
+from mless.engines.prefill import BUCKET, Prefill, arm_seed, positions_of, spans_of
 from mless.engines.quick import packed_products, quick_steps, replacing
 from mless.engines.slots import (
     Layout,
@@ -38,24 +43,18 @@ from mless.engines.slots import (
     sent,
     slot_attention,
 )
-from mless.errors import BadStudy, EngineFault, ProofFailed, UnsupportedArchitecture, first_line, is_out_of_memory
+from mless.errors import BadStudy, ProofFailed, UnsupportedArchitecture, first_line, is_out_of_memory
 from mless.gates import check_count
 from mless.models import LoadedModel
 from mless.models.experts import has_experts
 from mless.models.placing import is_spread
-from mless.models.widening import widened
 from mless.redistribution import ArmHandle, attached
-from mless.values import ArmSettings
 
 Mode = Literal["row-stable", "batch-invariant"]
-#: Rows of one matrix product in batch-invariant mode.
-BLOCK = 16
 #: Rows side by side in the self-check; enough to fill a prefill.
 _SELF_CHECK_ROWS = 12
-#: Largest allowed difference between logits in slots and those of the model's own forward, as a share of their size: rounding only.
-_FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
-#: Largest default cache on a CPU. A GPU raises an error when its memory is full.
-_CPU_CACHE_BYTES = 3 << 30
+#: Tokens of it where there are cuts and patches, of which a study has many.
+_CHANGED_TOKENS = 3
 
 
 @dataclass
@@ -66,6 +65,8 @@ class _Row:
     slot: int
     rng: np.random.Generator
     made: list[int] = field(default_factory=list[int])
+    #: Of a patched prompt, whose first token is chosen before the first step.
+    first: Float[Tensor, " vocabulary"] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class HfEngine:
             raise BadStudy(
                 f"batch-invariant decoding works on blocks of {BLOCK} rows, so slots must be a multiple of {BLOCK}, got {self.slots}"
             )
-        self._reach = min(model.context, _one_scale(model))
+        self._reach = min(model.context, one_scale(model))
         if length > self._reach:
             raise BadStudy(
                 f"prompt and answer together take up to {length} tokens, but {model.label} takes {self._reach}; use a smaller "
@@ -112,12 +113,13 @@ class HfEngine:
         self._experts = has_experts(model.model)
         self._spread = is_spread(model.model)
         self._layout = Layout()
-        self._ends = _ends(model)
+        self._ends = ends_of(model)
         self._cache = SlotCache(model.layers, self.length, self._layout)  # allocated by the first forward
         self._prefill = Prefill(model, self._cache)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: Tensor | None = None
         self._arm: ArmHandle | None = None
+        self._last_start: tuple[Changes, Start] | None = None
         self._short = False  # whether a step may skip empty cache slots
         self._served = ""  # what computes a step's attention
         # In batch-invariant mode products always go by blocks.
@@ -132,11 +134,13 @@ class HfEngine:
     # ---- what callers use ---------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], decoding: Decoding, *, live: int | None = None) -> Iterator[Reply]:
-        """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those with ARM come last."""
-        self._check(requests, decoding)
+        """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those for which the model runs in
+        another way (ARM, cuts, patches) come last, one way after another.
+        """
+        check_requests(self._model, requests, decoding, self.length, self._reach)
         with self._memory_named():
-            for arm, group in by_arm(requests).items():
-                with self._armed(arm):
+            for way, group in by_way(requests).items():
+                with self._running(way, group):
                     yield from self._generate(group, decoding, live)
 
     def _generate(self, requests: Sequence[Request], decoding: Decoding, live: int | None) -> Iterator[Reply]:
@@ -152,8 +156,12 @@ class HfEngine:
             if waiting and (
                 room >= min(self._prefill.rows_together(waiting[0]), len(waiting), max(1, most // 2)) or not rows
             ):
-                for row in self._admit(waiting, free, room):
+                for row in self._admit(waiting, free, room, decoding):
                     rows[row.slot] = row
+                # A patched prompt's first token may end its answer.
+                yield from self._ended([row for row in rows.values() if row.first is not None], rows, free, decoding)
+                if not rows:
+                    continue
             started = self._start(rows, decoding)
             # A GPU is one step ahead: it computes the next tokens while these are read. A row that has just ended computes one more token,
             # which is dropped.
@@ -186,14 +194,16 @@ class HfEngine:
     def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
         """Check on this machine that a few rows, alone and then together in other slots, give the same bits of logits.
 
-        Done once without ARM, and once with the first ARM setting where requests have one.
+        Done once for the model as it is, once with the first ARM setting where requests have one, and once for all cuts and patches each.
         """
-        groups = list(by_arm(requests).items())
+        groups = list(by_way(requests).items())
+        chosen = groups[:1] + [one for one in groups[1:] if one[0].arm is not None and not one[0].changed][:1]
+        chosen += [one for one in groups[1:] if one[0].changed]
         found: dict[str, Any] = {"prompts": 0, "tokens": 0, "logits": "same bits alone and together, in other slots"}
         with self._memory_named():
-            for arm, group in groups[:1] + [one for one in groups[1:] if one[0] is not None][:1]:
-                with self._armed(arm):
-                    shown = self._show(group, tokens)
+            for way, group in chosen:
+                with self._running(way, group):
+                    shown = self._show(group, min(tokens, _CHANGED_TOKENS) if way.changed else tokens)
                 found |= {
                     "prompts": found["prompts"] + shown["prompts"],
                     "tokens": max(found["tokens"], shown["tokens"]),
@@ -205,7 +215,7 @@ class HfEngine:
         distinct = sorted({r.token_ids: r for r in requests}.values(), key=lambda r: len(r.token_ids))
         chosen = [distinct[0], distinct[len(distinct) // 2], distinct[-1]] if len(distinct) > 3 else distinct
         chosen = chosen[-self.slots :]
-        tokens = min([tokens, *(self.length - len(request.token_ids) + 1 for request in chosen)])
+        tokens = min([tokens, *(self.length - slots_of(request) + 1 for request in chosen)])
         # Add rows of the same shape, so that prompts are prefilled in groups, as in a run.
         shapes = {self._prefill.shape(request) for request in chosen}
         others = [r for r in distinct if r not in chosen and self._prefill.shape(r) in shapes]
@@ -222,28 +232,15 @@ class HfEngine:
                 f"{self._model.device} in {self._model.dtype}; try --dtype float32, or {other}"
             )
         gaps = [
-            self._gap(request, trace[0])
+            gap_of(self._model, request, trace, step)
             for request, trace in zip(chosen, alone, strict=True)
-            if request.position_ids is None and request.hidden is None and request.arm is None and len(trace)
+            for step in range(min(len(trace), 1 if request.changes is None else 2))
+            if has_own_forward(request)
         ]
         return {"prompts": len(chosen), "tokens": tokens, "forward": max(gaps, default=0.0)}
 
-    def _gap(self, request: Request, ours: Float[Tensor, " vocabulary"]) -> float:
-        """How far the first logits are from those of the model's own forward without slots, as a share of their size."""
-        ids = torch.tensor([request.token_ids], device=self._model.device)
-        with torch.inference_mode():
-            theirs = self._model.model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        centred = theirs - theirs.mean()
-        gap = float((ours.float() - theirs).norm() / centred.norm().clamp(min=torch.finfo(torch.float32).tiny))
-        if not gap <= _FORWARD[self._model.dtype]:
-            raise ProofFailed(
-                f"{self._model.label}: decoding in slots gives other logits than the model's own forward (by {gap:.2g} of their size, "
-                f"{_FORWARD[self._model.dtype]:g} allowed in {self._model.dtype}); this family needs --engine vllm or openai"
-            )
-        return gap
-
     def close(self) -> None:
-        self._graph, self._logits, self._packed = None, None, []
+        self._graph, self._logits, self._packed, self._last_start = None, None, [], None
         self._cache = SlotCache(self._model.layers, self.length, self._layout)
         self._prefill = Prefill(self._model, self._cache)
 
@@ -312,20 +309,35 @@ class HfEngine:
         self._graph = graph
 
     @contextmanager
-    def _armed(self, settings: ArmSettings | None) -> Generator[None]:
-        """Inside the block the model runs with ARM and its own captured step; afterwards the earlier step is used again."""
-        if settings is None:
-            yield
+    def _running(self, way: Way, group: Sequence[Request]) -> Generator[None]:
+        """Inside the block the model runs so, with a captured step of its own where steps differ; afterwards the earlier step is used again."""
+        cuts = self._cuts(way, group)
+        if way.arm is None and cuts is None:
+            yield  # patches are in force while a prompt is prefilled, and not in a step
             return
         step = self._graph, self._logits
-        with attached(self._model.model, settings) as self._arm:
-            try:
-                if self._graph is not None:
-                    self._capture()
-                yield
-            finally:
-                self._arm = None
-                self._graph, self._logits = step
+        with ExitStack() as stack:
+            stack.callback(self._as_before, *step)
+            if way.arm is not None:
+                self._arm = stack.enter_context(attached(self._model.model, way.arm))
+            if cuts is not None:
+                self._layout.cuts = self._prefill.cuts = cuts
+                self._layout.labels = torch.zeros(self.slots, self.length, dtype=torch.int8, device=self._model.device)
+            if self._graph is not None:
+                self._capture()
+            yield
+
+    def _as_before(self, graph: torch.cuda.CUDAGraph | None, logits: Tensor | None) -> None:
+        self._arm = self._layout.cuts = self._layout.labels = self._prefill.cuts = None
+        self._graph, self._logits = graph, logits
+
+    def _cuts(self, way: Way, group: Sequence[Request]) -> SlotCuts | None:
+        """What is cut in the slots; where keys are put in, layers that do not get them must not see them."""
+        model = self._model
+        put = [one.changes for one in group if one.changes is not None and way.patch and puts_in(one.changes)]
+        if not put and not way.cut:
+            return None
+        return SlotCuts(model.model, way.cut, model.device, layers_put_in(model, put[0]) if put else None)
 
     @contextmanager
     def _memory_named(self) -> Generator[None]:
@@ -342,30 +354,11 @@ class HfEngine:
                 self.slots,
             ) from None
 
-    def _check(self, requests: Sequence[Request], decoding: Decoding) -> None:
-        for request in requests:
-            if not request.token_ids:
-                raise EngineFault(f"item {request.item!r}: the hf engine takes token ids, and this request has none")
-            if request.arm is not None and request.arm.scope != "token":
-                raise BadStudy(
-                    f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools the tokens of a call, so an answer would depend on its "
-                    "neighbours; use scope token here, or mless.arm around a generate of your own"
-                )
-            need = len(request.token_ids) + decoding.max_new_tokens
-            if need > self.length:
-                raise EngineFault(
-                    f"item {request.item!r} under {request.condition!r} needs {need} cache slots ({len(request.token_ids)} tokens and "
-                    f"{decoding.max_new_tokens} new ones), but this engine has {self.length}; make it with a larger length"
-                )
-            if (last := positions_of(request)[-1] + decoding.max_new_tokens) > self._reach:
-                raise BadStudy(
-                    f"item {request.item!r} under {request.condition!r} reaches position {last}, but {self._model.label} has {self._reach}; use a "
-                    "smaller --max-new-tokens, or a shorter filler"
-                )
-
     # ---- prefill ---------------------------------------------------------------------------------------------------------
 
-    def _admit(self, waiting: deque[Request], free: list[int], room: int) -> Iterator[_Row]:
+    def _admit(
+        self, waiting: deque[Request], free: list[int], room: int, decoding: Decoding | None = None
+    ) -> Iterator[_Row]:
         """Prefill up to `room` prompts, those of one shape together, and give each a slot."""
         while waiting and room > 0:
             shape = self._prefill.shape(waiting[0])
@@ -375,25 +368,44 @@ class HfEngine:
                 group.append(waiting.popleft())
             room -= len(group)
             slots = [free.pop() for _ in group]
-            self._place(group, slots, shape)
-            self._set(group, slots)
-            for request, slot in zip(group, slots, strict=True):
+            starts = self._place(group, slots, shape)
+            rows: list[_Row] = []
+            for request, slot, start in zip(group, slots, starts, strict=True):
                 # Counter-based: the n-th token's draw is a function of the seed and n alone.
                 rng = np.random.Generator(np.random.Philox(key=request.seed & ((1 << 64) - 1)))
-                yield _Row(request, slot, rng)
+                row = _Row(request, slot, rng)
+                if start is not None:
+                    row.first = start.logits
+                    row.made.append(self._first(row, decoding or Decoding()))
+                rows.append(row)
+            self._set(rows, starts)
+            yield from rows
+
+    def _first(self, row: _Row, decoding: Decoding) -> int:
+        assert row.first is not None
+        draws = None if decoding.greedy else sent([[row.rng.random()]], self._model.device, torch.float64)
+        with torch.inference_mode():
+            return int(_chosen(row.first[None], draws, decoding))
 
     @torch.inference_mode()
-    def _set(self, group: Sequence[Request], slots: Sequence[int]) -> None:
-        """What goes into these slots next: a prompt's last token. From then on each step passes its tokens to the next."""
-        last = [
-            (r.token_ids[-1], len(r.token_ids) - 1, positions_of(r)[-1], arm_seed(r), *(r.hidden or (0, 0)))
-            for r in group
-        ]
-        at, values = sent(slots, self._model.device), sent(last, self._model.device)
+    def _set(self, rows: Sequence[_Row], starts: Sequence[Start | None]) -> None:
+        """What goes into these slots next: a prompt's last token, or the first one made. From then on each step passes its tokens to the next."""
+        last: list[tuple[int, ...]] = []
+        spans: list[list[int]] = []
+        for row, start in zip(rows, starts, strict=True):
+            request = row.request
+            spans.append(start.labels if start is not None else spans_of(request))
+            at = len(request.token_ids) - 1 if start is None else len(start.labels)
+            token = (*request.token_ids, *row.made)[-1]
+            position = positions_of(request)[-1] + len(row.made)
+            last.append((token, at, position, arm_seed(request), *(request.hidden or (0, 0))))
+        at, values = sent([row.slot for row in rows], self._model.device), sent(last, self._model.device)
         for column, target in enumerate((self._tokens, self._at, self._positions)):
             target[at, 0] = values[:, column]
         self._seeds[at] = values[:, 3]
         self._hidden[at] = values[:, 4:]
+        if self._layout.labels is not None:
+            self._layout.labels[at] = copies.sent(labels_of(spans, self.length), at.device)
 
     @torch.inference_mode()
     def _leave(self, slots: Sequence[int]) -> None:
@@ -402,13 +414,26 @@ class HfEngine:
         for target in (self._tokens, self._at, self._positions):
             target.index_fill_(0, at, 0)
 
-    def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> None:
+    def _place(self, group: Sequence[Request], slots: Sequence[int], shape: tuple[int, int]) -> Sequence[Start | None]:
+        """Fill these slots with the prompts' keys and values. A patched prompt's last token is among them, and where it ends is given."""
         self._cache.clear(slots)
-        if not shape[0]:
-            return  # a prompt of one token needs no prefill
-        filled = self._prefill.run(group, shape, self._arm)
-        for row, slot in enumerate(slots):
-            self._cache.take_over(slot, filled, row, min(shape[0], self.length))
+        if group[0].changes is not None and group[0].changes.patch:
+            starts = [self._patched(request.changes) for request in group if request.changes is not None]
+            for slot, start in zip(slots, starts, strict=True):
+                self._cache.write(slot, start.beginning)
+            return starts
+        if shape[0]:  # a prompt of one token needs no prefill
+            filled = self._prefill.run(group, shape, self._arm)
+            for row, slot in enumerate(slots):
+                self._cache.take_over(slot, filled, row, min(shape[0], self.length))
+        return [None] * len(group)
+
+    def _patched(self, changes: Changes) -> Start:
+        # An item's samples come one after another.
+        if self._last_start is None or self._last_start[0] != changes:
+            self._last_start = None
+            self._last_start = changes, started(self._model, changes)
+        return self._last_start[1]
 
     # ---- decode ----------------------------------------------------------------------------------------------------------
 
@@ -427,7 +452,7 @@ class HfEngine:
     @contextmanager
     def _products(self) -> Generator[None]:
         if self._mode == "batch-invariant":
-            with _InBlocks():
+            with InBlocks():
                 yield
         else:
             yield
@@ -469,13 +494,19 @@ class HfEngine:
         if step.done is not None:
             step.done.synchronize()
         tokens: list[int] = step.tokens.tolist()
+        # A row that is no longer there had ended before this step was read.
+        going = [row for slot, row in step.rows.items() if rows.get(slot) is row]
+        for row in going:
+            row.made.append(tokens[row.slot])
+        yield from self._ended(going, rows, free, decoding)
+
+    def _ended(
+        self, going: Sequence[_Row], rows: dict[int, _Row], free: list[int], decoding: Decoding
+    ) -> Iterator[Reply]:
+        """The answers that their last token ends; these rows leave."""
         replies: list[Reply] = []
-        for slot, row in step.rows.items():
-            if rows.get(slot) is not row:
-                continue  # it had ended before this step was read
-            token = tokens[slot]
-            row.made.append(token)
-            ended = token in self._ends
+        for row in going:
+            ended = row.made[-1] in self._ends
             finish: Finish | None = "stop" if ended else None
             text: str | None = None
             if finish is None and decoding.stop:
@@ -485,8 +516,8 @@ class HfEngine:
                 finish = "length"
             if finish is None:
                 continue
-            del rows[slot]
-            free.append(slot)
+            del rows[row.slot]
+            free.append(row.slot)
             replies.append(self._reply(row, finish, text, ended))
         if replies:
             self._leave(free)
@@ -522,31 +553,13 @@ class HfEngine:
         """The logits of some greedy steps of each request, together in the last slots."""
         free = list(range(self.slots))
         rows = {row.request.key: row for row in self._admit(deque(requests), free, len(requests))}
-        seen: dict[tuple[str, str, int], list[Tensor]] = {key: [] for key in rows}
-        for _ in range(tokens):
+        seen = {key: [] if row.first is None else [row.first] for key, row in rows.items()}
+        for _ in range(tokens if all(row.first is None for row in rows.values()) else tokens - 1):
             logits = self._step()
             for key, row in rows.items():
                 seen[key].append(logits[row.slot].clone())
             self._move(logits.max(-1).indices)
         return [torch.stack(seen[request.key]) if tokens > 0 else torch.empty(0) for request in requests]
-
-
-class _InBlocks(TorchFunctionMode):
-    """Matrix products in blocks of `BLOCK` rows, so that each product has the same shape for any number of rows."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.nn.functional.linear:
-            value, rest = args[0], [widened(one) if isinstance(one, Tensor) else one for one in args[1:]]
-            flat = value.reshape(-1, value.shape[-1])
-            blocks = [func(block, *rest, **(kwargs or {})) for block in flat.split(BLOCK)]
-            return torch.cat(blocks).reshape(*value.shape[:-1], -1)
-        if func is torch.addmm:  # GPT-2's own linear layer
-            weight = widened(args[2])
-            blocks = [func(args[0], block, weight, *args[3:], **(kwargs or {})) for block in args[1].split(BLOCK)]
-            return torch.cat(blocks)
-        return func(*args, **(kwargs or {}))
 
 
 def opened(given: Opening) -> HfEngine:
@@ -559,35 +572,6 @@ def opened(given: Opening) -> HfEngine:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all engines: cuBLAS keeps a workspace for every stream it has seen and never frees it."""
     return torch.cuda.Stream(device)
-
-
-def default_slots(model: LoadedModel, length: int, most: int | None = None) -> int:
-    """128; fewer for few requests, or where a CPU's cache would be too large. Always a power of two."""
-    wanted = 128 if most is None else min(128, max(8, 1 << (most - 1).bit_length()))
-    if model.device.type != "cpu":
-        return wanted
-    config = model.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    row = 2 * model.layers * heads * width * length * model.model.dtype.itemsize
-    return max(8, min(wanted, 1 << int(math.log2(max(1, _CPU_CACHE_BYTES // row)))))
-
-
-def _one_scale(model: LoadedModel) -> int:
-    """The length up to which all rows have one rotary scale. Beyond it, the longest row would set the scale of the others."""
-    rope: Any = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        return rope.get("original_max_position_embeddings") or model.context
-    return model.context
-
-
-def _ends(model: LoadedModel) -> set[int]:
-    """The tokens that end an answer: by the checkpoint's generation config, the config and the tokenizer."""
-    found: set[int] = set()
-    for holder in (getattr(model.model, "generation_config", None), model.model.config, model.tokenizer):
-        given: Any = getattr(holder, "eos_token_id", None)
-        found |= set(given if isinstance(given, list | tuple) else [] if given is None else [given])
-    return found or {-1}
 
 
 def _chosen(

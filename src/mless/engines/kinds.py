@@ -17,6 +17,7 @@ ENGINES: Registry[EngineKind] = Registry(
             takes_arm=True,
             arm_scopes=("token",),
             takes_positions=True,
+            takes_changes=True,
             scores=True,  # not through `score`: mless reads the model that it has loaded
         ),
         "vllm": EngineKind(

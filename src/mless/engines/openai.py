@@ -449,6 +449,8 @@ def _check_request(request: Request) -> None:
         raise EngineFault(
             f"{where} asks for shifted positions or hidden tokens, which no server offers; use engine 'hf' for that condition"
         )
+    if request.changes is not None:
+        raise EngineFault(f"{where} has cuts or patches, which no server offers; use engine 'hf' for that condition")
     if bool(request.token_ids) == bool(request.messages):
         raise EngineFault(f"{where}: expected token ids or messages, got {'both' if request.messages else 'neither'}")
 

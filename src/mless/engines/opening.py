@@ -104,6 +104,8 @@ class EngineKind:
     reads_prompts: bool = True
     #: Prompts may have position ids of their own, and filler that no other token sees.
     takes_positions: bool = False
+    #: Edges of attention can be cut, and parts of layers can take the values of another run (`Request.changes`).
+    takes_changes: bool = False
     #: It gives log-probabilities of given text: the engine has `score` (`mless.engines.ScoringEngine`).
     scores: bool = False
     #: Fields of [accuracy] that must be given, each with the message for when it is missing.
@@ -124,6 +126,13 @@ class EngineKind:
             raise BadStudy(
                 f"condition {condition.name!r}: ARM with scope {condition.arm.scope!r} pools the tokens of a call, so answers would depend on neighbours; "
                 "use scope token here, or mless.arm around a generate of your own"
+            )
+
+    def check_changes(self, condition: Condition, name: str) -> None:
+        """Refuse a condition with cuts or patches that the engine of this name cannot run."""
+        if (condition.cut or condition.patch) and not self.takes_changes:
+            raise BadStudy(
+                f"condition {condition.name!r} cuts attention or takes values from another run, which engine {name!r} cannot do; use --engine hf"
             )
 
     def open(self, given: Opening) -> Engine:

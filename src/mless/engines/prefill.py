@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int8
 from torch import Tensor
 
+from mless.capture.following import PADDING
 from mless.engines.base import Request
+from mless.engines.cuts import SlotCuts, labels_of
 from mless.engines.slots import Beginning, Layout, SlotCache, slot_attention
 from mless.models import LoadedModel
 from mless.models.experts import has_experts
@@ -37,6 +39,8 @@ class Prefill:
         # Prompts prefilled together would share the products of their experts.
         self._at_once = (1, 1) if has_experts(model.model) else _AT_ONCE.get(model.device.type, (1, 1))
         self._layout = Layout()
+        #: What is cut in the prefills to come.
+        self.cuts: SlotCuts | None = None
         self._prefixes: OrderedDict[tuple[Any, ...], Beginning] = OrderedDict()
         # Prompts come sorted by shape, the longest first, so one cache is kept, and reused while the shape stays.
         self._prompt_cache: tuple[tuple[int, int], SlotCache] | None = None
@@ -90,14 +94,18 @@ class Prefill:
                 cache.write(row, self._beginning(request, shared, arm))
         if new:
             seeds = [arm_seed(request) for request in group] + [0] * (rows - len(group))
-            self._fill(cache, ids, at, positions, hidden, seeds, arm)
+            # Rows that only fill the batch have no span, and see all.
+            labels = labels_of([*map(spans_of, group), *[[PADDING] * bucket] * (rows - len(group))], bucket)
+            self._fill(cache, ids, at, positions, hidden, labels, seeds, arm)
         return cache
 
     def _beginning(self, request: Request, shared: int, arm: ArmHandle | None) -> Beginning:
         """Keys and values of a beginning that other prompts share; computed once, in a row of its own."""
         position_ids = positions_of(request)[:shared]
         hidden = request.hidden if request.hidden is not None and request.hidden[0] < shared else None
-        key = (request.token_ids[:shared], tuple(position_ids), hidden)
+        spans = spans_of(request)[:shared]
+        cut = None if self.cuts is None else (self.cuts.cuts, tuple(spans))
+        key = (request.token_ids[:shared], tuple(position_ids), hidden, cut)
         if key not in self._prefixes:
             padded = math.ceil(shared / CHUNK) * CHUNK
             ids = torch.zeros(1, padded, dtype=torch.long)
@@ -106,7 +114,8 @@ class Prefill:
             positions = torch.zeros_like(at)
             positions[0, :shared] = torch.tensor(position_ids)
             cache = SlotCache(self._model.layers, padded, self._layout).shaped_like(self._cache, 1)
-            self._fill(cache, ids, at, positions, torch.tensor([list(hidden or (0, 0))]), [0], arm)
+            hidden_here = torch.tensor([list(hidden or (0, 0))])
+            self._fill(cache, ids, at, positions, hidden_here, labels_of([spans], padded), [0], arm)
             self._prefixes[key] = cache.read(0, shared)
             while len(self._prefixes) > _PREFIXES:
                 self._prefixes.popitem(last=False)
@@ -120,6 +129,7 @@ class Prefill:
         at: Int[Tensor, "rows new"],
         positions: Int[Tensor, "rows new"],
         hidden: Int[Tensor, "rows 2"],
+        labels: Int8[Tensor, "rows slots"],
         seeds: Sequence[int],
         arm: ArmHandle | None,
     ) -> None:
@@ -127,6 +137,8 @@ class Prefill:
         if arm is not None:
             arm.rows(seeds=torch.tensor(seeds, device=device), positions=at.to(device))
         self._layout.at, self._layout.hidden = at.to(device), hidden.to(device)
+        self._layout.cuts = self.cuts
+        self._layout.labels = None if self.cuts is None else labels.to(device)
         whole = self._model.model
         inner = whole.get_decoder()  # without the head: prefill needs no logits
         with torch.inference_mode(), slot_attention(whole, self._layout):
@@ -142,6 +154,11 @@ def arm_seed(request: Request) -> int:
     """ARM's seed: the request's seed mixed with the setting's."""
     own = request.arm.seed if request.arm is not None else 0
     return (request.seed + own * 0x9E3779B97F4A7C15) & ((1 << 62) - 1)
+
+
+def spans_of(request: Request) -> list[int]:
+    """The span of each of the prompt's tokens, as a number; known where its run is changed."""
+    return request.changes.prompt.span_ids if request.changes is not None else []
 
 
 def positions_of(request: Request) -> Sequence[int]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Cache
@@ -22,6 +22,7 @@ from mless import kernels
 from mless.capture import copies
 from mless.capture.following import followed
 from mless.capture.seam import changed
+from mless.engines.cuts import SlotCuts
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.models.experts import has_experts
 from mless.models.seams import configs_of, own_attention
@@ -53,6 +54,9 @@ class Layout:
     def __init__(self) -> None:
         self.at: Int[Tensor, "rows tokens"] | None = None
         self.hidden: Int[Tensor, "rows 2"] | None = None
+        #: Where edges of attention are cut: which, and the span of each slot.
+        self.cuts: SlotCuts | None = None
+        self.labels: Int8[Tensor, "rows slots"] | None = None
         #: How the last attention call was computed.
         self.served = ""
         #: Query heads per key head, in all attention calls so far.
@@ -185,6 +189,8 @@ def slot_attention(model: nn.Module, layout: Layout) -> Generator[None]:
             "model's own generate inside it"
         )
     kept: torch.dtype = next(model.parameters()).dtype
+    if layout.cuts is not None:
+        layout.cuts.begin()
     with own_attention(model, partial(_attention, layout), partial(_mask, layout, kept)):
         yield
 
@@ -210,9 +216,14 @@ def _attention(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     layout.groups.add(query.shape[1] // key.shape[1])
-    if softcap is not None or s_aux is not None:
+    sends: Tensor | None = None
+    if layout.cuts is not None:
+        assert layout.at is not None
+        assert layout.labels is not None
+        attention_mask, sends = layout.cuts.masks(module, attention_mask, layout.at, layout.labels)
+    if softcap is not None or s_aux is not None or sends is not None:
         layout.served = "softmax of our own"
-        return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
+        return attend(query, key, value, attention_mask, scale, softcap, s_aux, sends), None
     if kernels.triton_serves(key) and layout.at is not None:
         from mless.kernels import decoding_triton
 
@@ -281,19 +292,30 @@ def attend(
     query: Float[Tensor, "rows heads tokens dim"],
     key: Float[Tensor, "rows kv_heads keys dim"],
     value: Float[Tensor, "rows kv_heads keys value_dim"],
-    mask: Float[Tensor, "rows 1 tokens keys"],
+    mask: Float[Tensor, "rows #heads tokens keys"],
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    sends: Bool[Tensor, "rows #heads tokens keys"] | None = None,
 ) -> Float[Tensor, "rows tokens heads value_dim"]:
-    """Softmax attention. Query heads that share a key head become further queries, so that no key is copied."""
+    """Softmax attention. Query heads that share a key head become further queries, so that no key is copied.
+
+    `sends`: edges whose weight goes to the learned sink, else to the first key that is left.
+    """
     rows, heads, tokens, dim = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     q = query.reshape(rows, kv_heads, groups * tokens, dim)
-    if tokens > 1 and groups > 1:  # with one token the mask already fits all heads
-        mask = mask[:, :, None].expand(rows, 1, groups, tokens, -1).reshape(rows, 1, groups * tokens, -1)
-    if softcap is None and sinks is None:
+
+    def by_key_head(pairs: Tensor) -> Tensor:
+        if pairs.shape[1] > 1:
+            return pairs.reshape(rows, kv_heads, groups * tokens, -1)
+        if tokens == 1 or groups == 1:  # with one token it already fits all heads
+            return pairs
+        return pairs[:, :, None].expand(rows, 1, groups, tokens, -1).reshape(rows, 1, groups * tokens, -1)
+
+    mask = by_key_head(mask)
+    if softcap is None and sinks is None and sends is None:
         # Not the default: on a GPU that is cuDNN, which does not repeat its own bits when decoding. This backend does.
         deliberate = sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if query.is_cuda else nullcontext()
         with deliberate:
@@ -307,5 +329,23 @@ def attend(
             sink = sinks.float().reshape(1, kv_heads, groups, 1, 1).expand(rows, -1, -1, tokens, 1)
             scores = torch.cat([scores, sink.reshape(rows, kv_heads, groups * tokens, 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+        if sends is not None:
+            weights = _sent_on(weights, mask > -torch.inf, by_key_head(sends), learned=sinks is not None)
         out = weights.to(value.dtype) @ value
     return out.reshape(rows, kv_heads * groups, tokens, -1).transpose(1, 2).contiguous()
+
+
+def _sent_on(
+    weights: Float[Tensor, "rows kv_heads queries keys"],
+    seen: Bool[Tensor, "rows #kv_heads #queries keys"],
+    sends: Bool[Tensor, "rows #kv_heads #queries keys"],
+    *,
+    learned: bool,
+) -> Float[Tensor, "rows kv_heads queries keys"]:
+    """Weights without those of `sends`. A learned sink adds nothing to the output; else the first key left takes them."""
+    kept = weights.masked_fill(sends, 0.0)
+    if learned:
+        return kept
+    # argmax of booleans: the first one.
+    first = (seen & ~sends).byte().argmax(-1, keepdim=True).expand(*weights.shape[:3], 1)
+    return kept.scatter_add(-1, first, weights.masked_fill(~sends, 0.0).sum(-1, keepdim=True))

@@ -224,6 +224,10 @@ class VllmEngine:
             raise EngineFault(
                 f"{what} asks for {asked}, which vLLM cannot do; leave this condition out, or use --engine hf"
             )
+        if request.changes is not None:
+            raise EngineFault(
+                f"{what} has cuts or patches, which vLLM cannot do; leave this condition out, or use --engine hf"
+            )
         if not token_ids:
             raise EngineFault(
                 f"{what}: vllm takes prompts as token ids, and this one has none; messages are for --engine openai"

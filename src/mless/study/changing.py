@@ -61,6 +61,16 @@ def refuse_put_in(conditions: Sequence[Condition], prompts: Mapping[str, Sequenc
                 )
 
 
+def refuse_several_softmaxes(conditions: Sequence[Condition], purpose: str) -> None:
+    """Refuse cuts after which the heads of a layer do not all attend by one plain softmax."""
+    for condition in conditions:
+        if any(one.heads is not None or one.to == "sink" for one in condition.cut):
+            raise BadStudy(
+                f"condition {condition.name!r} cuts some heads only, or sends weight to the sink, which leaves no single softmax {purpose}; cut all heads "
+                'with to = "rest", or use mless run likelihood'
+            )
+
+
 def prove_changes(
     model: LoadedModel, conditions: Sequence[Condition], prompts: Mapping[str, Sequence[Prompt]]
 ) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mless.results.tables import note_written
 from mless.study.bench import Bench, Job, Measurement, Outcome, StartAgain, Unit, Written
 from mless.study.changing import check_changes
 from mless.study.conditions import conditions_of
-from mless.study.halving import class_of, measured, with_arm
+from mless.study.halving import class_of, measured, with_arm, with_changes
 from mless.study.identity import (
     UNITS_FORMAT,
     check_age,
@@ -470,7 +470,7 @@ def compute_again(measurement: Measurement, job: Job, folder: ResultFolder, numb
         loaded |= measurement.start(bench, stored, resumed=True) if chosen else {}
         job.progress.checked()
         for group in measurement.groups(bench, [units[at] for at in chosen.values()]):
-            with with_arm(measurement, bench, group):
+            with with_arm(measurement, bench, group), with_changes(measurement, bench, group):
                 for unit, tables in measurement.measure(bench, group):
                     if unit.key in chosen:
                         rows = measurement.rows_of(folder, unit, units, bench.items[unit.number].id)

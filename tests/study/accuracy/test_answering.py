@@ -65,8 +65,11 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama; its weights are made larger, so that its answers hang on the prompt."""
-    folder = model_folder(tmp_path_factory.mktemp("models") / "tiny", template=CHATML)
+    return sharpened(model_folder(tmp_path_factory.mktemp("models") / "tiny", template=CHATML))
+
+
+def sharpened(folder: Path) -> Path:
+    """A random Llama's weights made larger, so that its answers hang on the prompt."""
     weights = load_file(folder / "model.safetensors")
     save_file(
         {name: weight * 12 if weight.ndim > 1 else weight for name, weight in weights.items()},

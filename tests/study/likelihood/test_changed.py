@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from heard import Heard
 from interrupted import take_apart
-from mless.errors import BadPrompt, BadStudy
+from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.likelihood import measure
-from spelling import model_folder
+from spelling import byte_level, model_folder
 from study.likelihood.test_likelihood_study import write_task
 
 FILLER = {"filler": " /", "length": 7}
@@ -123,7 +124,7 @@ def test_a_resumed_run_and_rows_that_run_together_have_the_same_numbers(
         assert (again / f"{name}.parquet").read_bytes() == (folder / f"{name}.parquet").read_bytes(), name
     monkeypatch.setattr(measure, "ALONE", frozenset())
     together = tmp_path / "together"
-    run(tiny, task, together, conditions=CONDITIONS, group_tokens=2000)
+    run(tiny, task, together, conditions=CONDITIONS, group_tokens=600)
     for condition in CONDITIONS:
         assert values(together, condition) == pytest.approx(values(folder, condition), abs=1e-4), condition
 
@@ -177,10 +178,32 @@ def test_bad_input_is_refused_by_name(
     assert not (tmp_path / "out" / "units").exists()
 
 
+@pytest.mark.parametrize("measures", ["likelihood", "accuracy"])
+def test_a_family_without_the_part_is_refused_by_name_before_anything_runs(
+    task: Path, tmp_path: Path, measures: str
+) -> None:
+    tokenizer = byte_level()
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "head_dim": 8,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model("qwen3_moe", vocab_size=len(tokenizer), **shape, **heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "moe")
+    tokenizer.save_pretrained(tmp_path / "moe")
+    declared = {"mine": {"patch": [{"from": "mless", "part": "mlp-activation", "layers": "1"}]}}
+    chosen = {"model": str(tmp_path / "moe"), "data": str(task), "length": 3, "prompt": "raw", "condition": declared}
+    with pytest.raises(UnsupportedArchitecture, match="layer 1 is a mixture of experts"):
+        run_study(load_study(measures, chosen | {"conditions": ["none", "mless", "mine"]}), tmp_path / "out", Heard())
+    assert not (tmp_path / "out" / "units").exists()
+
+
 def test_other_engines_and_measurements_refuse_by_name(tiny: Path, task: Path, tmp_path: Path) -> None:
     chosen = {"model": str(tiny), "data": str(task), "condition": DECLARED, "conditions": ["none", "nobody"]}
-    with pytest.raises(BadStudy, match="'nobody' cuts attention, which affine does not take: both prompts of a pair"):
-        run_study(load_study("affine", chosen), tmp_path / "affine", Heard())
     with pytest.raises(BadStudy, match="condition 'nobody' has a cut, so it is more than a filler"):
         run_study(load_study("placebo", chosen | {"conditions": ["nobody"]}), tmp_path / "placebo", Heard())
     scripted = ["likelihood.engine=vllm"]

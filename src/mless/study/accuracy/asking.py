@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mless import stats, tasks
+from mless.changes import ANSWER
 from mless.engines import ENGINES
-from mless.engines.base import Request
+from mless.engines.base import Changes, Request
 from mless.errors import BadData, BadStudy
 from mless.gates import check_count
 from mless.limits import ANSWERS
@@ -32,7 +33,8 @@ def write_requests(bench: Bench, settings: AccuracyTable) -> Requests:
     for condition in bench.conditions:
         if bench.prompts is not None:
             for number, prompt in enumerate(bench.prompts[condition.name]):
-                found[condition.name, number] = _of_prompt(bench.spec, settings, condition, prompt)
+                changes = _changes(bench, condition, number)
+                found[condition.name, number] = _of_prompt(bench.spec, settings, condition, prompt, changes)
             continue
         sentences = tasks.filler_sentences()
         spec = bench.spec
@@ -59,7 +61,20 @@ def write_requests(bench: Bench, settings: AccuracyTable) -> Requests:
     return found
 
 
-def _of_prompt(spec: StudySpec, settings: AccuracyTable, condition: Condition, prompt: Prompt) -> list[Request]:
+def _changes(bench: Bench, condition: Condition, number: int) -> Changes | None:
+    """The condition's cuts and patches for one item's prompt, and the prompt of the run that patches take their values from."""
+    if not (condition.cut or condition.patch):
+        return None
+    prompt = bench.prompts_of(condition.name)[number]
+    if not condition.patch:
+        return Changes(prompt, condition.cut)
+    source = next(one for one in bench.conditions if one.name == condition.patch[0].source)
+    return Changes(prompt, condition.cut, condition.patch, bench.prompts_of(source.name)[number], source.cut)
+
+
+def _of_prompt(
+    spec: StudySpec, settings: AccuracyTable, condition: Condition, prompt: Prompt, changes: Changes | None
+) -> list[Request]:
     shared = shared_beginning(prompt, condition)
     return [
         Request(
@@ -72,6 +87,7 @@ def _of_prompt(spec: StudySpec, settings: AccuracyTable, condition: Condition, p
             arm=condition.arm,
             position_ids=prompt.position_ids,
             hidden=prompt.hidden_filler,
+            changes=changes,
         )
         for sample in range(samples_of(settings, condition))
     ]
@@ -84,7 +100,16 @@ def digest_of(requests: Requests) -> str:
 
 def _rendered(request: Request) -> list[Any]:
     drawn = [request.key, request.seed, request.token_ids, request.messages, request.position_ids, request.hidden]
-    return drawn if request.arm is None else [*drawn, asdict(request.arm)]
+    drawn += [] if request.arm is None else [asdict(request.arm)]
+    return drawn if request.changes is None else [*drawn, _changed(request.changes)]
+
+
+def _changed(changes: Changes) -> list[Any]:
+    """What is cut and put in, and which tokens these are."""
+    source = changes.source
+    taken = None if source is None else [source.token_ids, source.position_ids, source.span_ids]
+    said = [[one.words() for one in some] for some in (changes.cut, changes.patch, changes.source_cut)]
+    return [changes.prompt.span_ids, said, taken]
 
 
 def samples_of(settings: AccuracyTable, condition: Condition) -> int:
@@ -121,11 +146,29 @@ def check_conditions(conditions: Sequence[Condition], settings: AccuracyTable) -
             )
     for condition in conditions:
         kind.check_arm(condition)
+        kind.check_changes(condition, settings.engine)
+        _check_patches(condition, {one.name: one for one in conditions})
         samples = samples_of(settings, condition)
         if samples > 1 and settings.decoding(condition.temperature).greedy:
             raise BadStudy(
                 f"condition {condition.name!r}: {samples} samples at temperature 0 are all the same answer; give it a temperature above 0, as "
                 f"--set condition.{condition.name}.temperature=0.7"
+            )
+
+
+def _check_patches(condition: Condition, there: Mapping[str, Condition]) -> None:
+    """Refuse patches of what is not there before an answer is drawn."""
+    for patch in condition.patch:
+        if ANSWER in patch.at:
+            raise BadStudy(
+                f"condition {condition.name!r}: a patch names at = 'answer', but answers are drawn, and another run's has other tokens; leave it out of at, "
+                "or use mless run likelihood, where both runs have the same"
+            )
+        hides = next((one for one in (condition, there[patch.source]) if one.hidden), None)
+        if hides is not None:
+            raise BadStudy(
+                f"condition {condition.name!r} takes values from another run, which cannot be joined with hidden filler ({hides.name}); use a cut instead: "
+                '{ queries = "original,answer", keys = "filler" }'
             )
 
 

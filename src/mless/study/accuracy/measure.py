@@ -23,6 +23,7 @@ from mless.study.accuracy.judging import JUDGING, judged, write_judged
 from mless.study.accuracy.tables import accuracy_table
 from mless.study.accuracy.words import FIRST_PRIMARY, accuracy_lines, change_words
 from mless.study.bench import Bench, Group, Measurement, Progress, StartAgain, Unit
+from mless.study.changing import prove_changes
 from mless.study.identity import ANALYSIS, FETCHING, OF_ATTENTION, digest
 from mless.study.spec import AccuracyTable, StudySpec
 from mless.study.subject import Subject
@@ -47,6 +48,10 @@ class AccuracyMeasurement(Measurement):
     runs_model = False
     reads_head = True
     apart = True
+    takes_cuts = True
+    takes_patches = True
+    attaches_changes = True
+    reads_answers = True
     judged_by = ()  # no fields of the study's own, but of [accuracy]: see `analysis`
 
     def __init__(self, spec: StudySpec) -> None:
@@ -160,6 +165,9 @@ class AccuracyMeasurement(Measurement):
 
     def _start_engine(self, bench: Bench) -> dict[str, str]:
         """Open the engine and check what it promises. The result is part of the study's identity."""
+        if self._kind.needs_loaded:
+            # Before the engine takes the memory. It then proves that its slots give the same.
+            self.proofs = prove_changes(bench.model, bench.conditions, bench.prompts or {})
         engine = self._engine = self._open(bench).__enter__()
         self._engine_about = engine.about()
         if (refuse := getattr(engine, "check_requests", None)) is not None:
@@ -199,6 +207,7 @@ class AccuracyMeasurement(Measurement):
         return self._kind.open(given)
 
     def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
+        super().resume(bench, stored)
         self._engine_about = dict(stored["engine"])
         self._first_primary = stored.get(FIRST_PRIMARY)
 
@@ -252,7 +261,7 @@ class AccuracyMeasurement(Measurement):
         before = fault.slots
         fewer = before // 2
         if self.settings.mode == "batch-invariant":
-            from mless.engines.hf import BLOCK
+            from mless.engines.blocks import BLOCK
 
             fewer -= fewer % BLOCK
         if fewer < 1:
@@ -301,6 +310,7 @@ class AccuracyMeasurement(Measurement):
             "questions": {item.id: item.question for item in bench.items},
             FIRST_PRIMARY: self._first_primary,
             "engine": dict(engine),
+            **({"proofs": self.proofs} if self.proofs else {}),
             "device": {"kind": engine.get("device"), "dtype": engine.get("dtype")} | engine.get("computing", {}),
         }
 

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mless.errors import BadStudy
 from mless.results.units import Expected, in_order
 from mless.study.affine.tables import item_table, judge_table, vector_table, write_tables
 from mless.study.affine.words import affine_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
+from mless.study.changing import loaded_cuts, prove_changes, refuse_several_softmaxes
 from mless.study.spec import AffineTable, StudySpec
 from mless.study.subject import Subject
+from mless.values import Condition, Item
 
 #: So many tokens, over all items, are kept as vectors for the picture of a head.
 POINTS = 72
@@ -30,7 +33,9 @@ class AffineMeasurement(Measurement):
     sources = tables
     takes_arm = False
     why_no_arm = ": both prompts of a pair run in one forward, and none must run without it"
-    why_no_changes = ": both prompts of a pair run in one forward, and none must run unchanged"
+    takes_cuts = True
+    attaches_changes = True
+    why_no_changes = ": λ and σ say what a filler does to the softmaxes of one run, and a patched run is made of two"
     judged_by = ("margins",)
 
     def __init__(self, spec: StudySpec) -> None:
@@ -41,6 +46,16 @@ class AffineMeasurement(Measurement):
     def implementations(self) -> dict[str, str | list[str]]:
         return {"forward": "fp32 softmax by blocks of rows, the prompts of a pair as rows of one forward"}
 
+    def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
+        refuse_several_softmaxes(conditions, "to tell the filler's part of")
+        for condition in conditions:
+            # `none` is shifted by nothing and holds no filler, so no token comes after one.
+            if condition.cut and condition.kind == "none" and self._table.tokens == "after":
+                raise BadStudy(
+                    f"condition {condition.name!r} cuts attention and inserts no filler, and tokens after a filler are compared; use --set "
+                    "affine.tokens=original"
+                )
+
     def layers(self, subject: Subject) -> list[int]:
         return subject.attending(super().layers(subject))
 
@@ -49,6 +64,7 @@ class AffineMeasurement(Measurement):
 
         longest = max((bench.prompts_of(one.name)[0] for one in bench.conditions), key=len)
         proofs = prove_outputs(bench.model, longest, bench.layers)
+        proofs |= prove_changes(bench.model, bench.conditions, bench.prompts or {})
         bench.progress.say(
             f"proofs hold: attention outputs as eager's to {proofs['captured']:.1g}, model restored ({proofs['restoration']})"
         )
@@ -75,6 +91,7 @@ class AffineMeasurement(Measurement):
                     tokens=self._table.tokens,
                     points=_points_of(unit.number, len(bench.items)),
                     rng=_rng(bench.spec.seed, unit.prompt.item),
+                    cuts=loaded_cuts(unit.condition, bench.model),
                 )
             tables = {"affine_items": item_table(found, bench.names), "affine_points": vector_table(found, bench.names)}
             yield unit, tables

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mless.errors import BadStudy
 from mless.results.storing import Tables
 from mless.results.units import Expected, in_order
 from mless.study.attention.tables import Sums, share_tables, unit_tables
 from mless.study.attention.words import attention_lines
 from mless.study.bench import Bench, Group, Measurement, Unit
-from mless.study.changing import prove_changes, refuse_put_in
+from mless.study.changing import prove_changes, refuse_put_in, refuse_several_softmaxes
 from mless.study.spec import StudySpec
 from mless.study.subject import Subject
 from mless.values import QUERY_SETS, Condition, Item
@@ -63,12 +62,7 @@ class AttentionMeasurement(Measurement):
         return proofs
 
     def check(self, conditions: Sequence[Condition], items: Sequence[Item]) -> None:
-        for condition in conditions:
-            if any(one.heads is not None or one.to == "sink" for one in condition.cut):
-                raise BadStudy(
-                    f"condition {condition.name!r} cuts some heads only, or sends weight to the sink, which leaves no single softmax to read what tokens "
-                    'receive from; cut all heads with to = "rest", or use mless run likelihood'
-                )
+        refuse_several_softmaxes(conditions, "to read what tokens receive from")
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
         from mless.capture import received_later

@@ -53,11 +53,7 @@ class Asking:
             )
         for condition in conditions:
             self._kind.check_arm(condition)
-            if condition.cut or condition.patch:
-                raise BadStudy(
-                    f"condition {condition.name!r} cuts attention or takes values from another run, which engine {self._settings.engine!r} cannot do; use "
-                    "--engine hf"
-                )
+            self._kind.check_changes(condition, name)
         moved = [one.name for one in conditions if one.of_kind.moves or one.hidden]
         if moved and not self._kind.takes_positions:
             left = ",".join(one.name for one in conditions if one.name not in moved and not one.again)
