@@ -256,11 +256,19 @@ def test_an_empty_table_is_refused_by_name(kind: str, tmp_path: Path) -> None:
         picture(kind, path)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_metric_that_nobody_knows_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    path = write_cause(tmp_path / "x", layers=1, metrics=("contrast",))
+    change(path, kind, metric="nonsense")
+    with pytest.raises(BadFolder, match=rf"{kind}\.parquet .*'nonsense'"):
+        picture(kind, path)
+
+
 def test_the_table_of_kinds_finds_them() -> None:
     assert {kind: FIGURES.get(kind).function() for kind in KINDS} == KINDS
 
 
-def change(path: Path, table: str, keep: int | None = None, **columns: float) -> None:
+def change(path: Path, table: str, keep: int | None = None, **columns: float | str) -> None:
     """Write a table of the folder anew, with its first rows only or with these values in every row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
