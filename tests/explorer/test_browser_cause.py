@@ -71,7 +71,7 @@ def test_a_cell_shows_its_numbers_by_click_and_by_key(opened: Open, address: str
     assert cell.share is not None
     assert f"{100 * cell.share:.0f} % [" in said
     assert f"{cell.effect:+.3f} [" in said
-    for words in ("whole effect", "p after Holm", "40", "base", "none"):
+    for words in ("whole effect +0.", "after Holm p < 0.001", "40 items", "base: none"):
         assert words in said
     until(page, "location.hash.includes('layer=3') && location.hash.includes('head=2')")
     # The link shows the same cell; from there by keys to the next layer, and over the end of the row to the other panel.

@@ -234,7 +234,8 @@ def cause_of(given: Drawing) -> Picture:
     heights = [max(0.5, min(7.5, 0.17 * max(len(panel.rows) for panel in row))) for row in rows]
     wide = max(len(panel.layers) for panel in panels) * 0.3
     width = min(PAGE_WIDTH, max(4.6 if len(folders) == 1 else 6.2, 1.7 + across * max(1.2, wide)))
-    figure = style.new_figure(width, sum(heights) + 0.52 * len(rows) + 1.7)
+    tall = sum(heights) + 0.52 * len(rows) + 1.7
+    figure = style.new_figure(width, tall)
     grid = figure.add_gridspec(len(rows), across, height_ratios=heights)
     known = np.concatenate([panel.shares().ravel() for panel in panels])
     limit = 1.0 if (np.abs(known[np.isfinite(known)]) > 0.5).any() else 0.5
@@ -252,7 +253,8 @@ def cause_of(given: Drawing) -> Picture:
             if deep == len(rows) - 1:
                 axes.set_xlabel("layer")
     bar = figure.colorbar(
-        drawn[0][1], ax=[axes for axes, _ in drawn], location="top", extend="both", fraction=0.05, shrink=min(1.0, 3.2 / (width - 1.5)), aspect=34, pad=0.03
+        drawn[0][1], ax=[axes for axes, _ in drawn], location="top", extend="both", fraction=0.2 / tall, shrink=min(1.0, 3.2 / (width - 1.5)),
+        aspect=34, pad=0.12 / tall,
     )  # fmt: skip
     ticks = [part * limit for part in (-1, -0.5, 0, 0.5, 1)]
     bar.set_ticks(ticks, labels=[_percent(one) for one in ticks])

@@ -179,10 +179,8 @@ export const causes = {
       const cell = state.cell;
       if (!cell) return clear(readout, h("p", { class: "soft" }, "Click a cell, or press Enter on it, for its numbers."));
       const row = Object.fromEntries(["metric", "layer", "part", "head", "direction"].filter((name) => cell[name] !== null).map((name) => [name, cell[name]]));
-      const facts = [["share", cell.share === null ? "not known" : share(cell)], ["effect", `${effect(cell)} ${metric.unit}`], ["whole effect", `${change(cell.whole, cell.whole_lo, cell.whole_hi, digits)} ${metric.unit}`],
-        ["p", pValue(cell.p)], ["p after Holm", pValue(cell.p_adjusted)], ["items", cell.n], ["base", found.bases[cell.base] ?? cell.base]];
-      return clear(readout, h("p", null, h("b", null, `${named(cell)}, ${found.directions[cell.direction]}`)), h("div", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("span", null, name), h("b", null, value)))),
-        cell.share === null && h("p", { class: "soft small" }, NO_SHARE), cell.skewed && h("p", { class: "soft small" }, "A few items decide this effect."), h("p", { class: "links" }, proofButton(() => showProof(folder, "cause", row))));
+      return clear(readout, h("p", null, h("b", null, `${named(cell)}, ${found.directions[cell.direction]}`), ` · share ${cell.share === null ? "not known" : share(cell)} · effect ${effect(cell)} ${metric.unit} · whole effect ${change(cell.whole, cell.whole_lo, cell.whole_hi, digits)} · ${pWords(cell.p)} · after Holm ${pWords(cell.p_adjusted)} · ${plural(cell.n, "item")} · base: ${found.bases[cell.base] ?? cell.base}`,
+        cell.share === null ? ` · ${NO_SHARE}` : null, cell.skewed ? " · A few items decide this effect." : null), h("p", { class: "links" }, proofButton(() => showProof(folder, "cause", row))));
     };
     const choose = (cell) => {
       state.cell = cell;
