@@ -36,7 +36,7 @@ from mless.results.placed import shown_metrics
 
 #: Inches of a row with a name.
 ROW = 0.2
-_SIGNED = FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if round(value, 9) else "0")
+_SIGNED = FuncFormatter(lambda value, _: f"{value:+g}".replace("-", "−") if abs(value) > 5e-10 else "0")
 _PERCENT = FuncFormatter(lambda value, _: _percent(value))
 _NO_SHARE = "the whole effect's interval holds 0, so no share is known"
 
