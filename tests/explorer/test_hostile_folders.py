@@ -26,7 +26,8 @@ SECRET = "the-secret-beside-the-folders"
 #: Names of the page's views that show a folder, and what each asks for beside it.
 PLACES = {
     "map": "", "head": "condition=mless&layer=1&head=1", "strip": "condition=mless&layer=1&head=1&item=1", "answers": "", "answer": "item=1",
-    "likelihood": "", "tokens": "item=1", "dose": "", "placebo": "", "multiverse": "", "forest": "", "between": "",
+    "likelihood": "", "tokens": "item=1", "dose": "", "placebo": "", "multiverse": "", "ladder": "", "causes": "", "chain": "",
+    "forest": "", "between": "",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cause_folders import write_cause
 from dose_folders import write_dose
 from mless.figures import draw, style
 from mless.results.figure_kinds import FIGURES
@@ -58,6 +59,9 @@ PICTURES: dict[str, tuple[FigureSpec, tuple[str, ...]]] = {
     "dose": (FigureSpec("dose", "dose"), ("dose",)),
     "placebo": (FigureSpec("placebo", "placebo"), ("placebo",)),
     "specification": (FigureSpec("specification", "specification"), ("multiverse",)),
+    "ladder": (FigureSpec("ladder", "ladder"), ("cause", "no-effect")),
+    "cause": (FigureSpec("cause", "cause"), ("cause", "no-effect")),
+    "chain": (FigureSpec("chain", "chain"), ("cause", "no-effect")),
     "displacement": (
         FigureSpec("displacement", "displacement", (), ("none", "mless", "random", "position-only")),
         ("affine",),
@@ -109,6 +113,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_answers(root / "answers", items=60, effects={"mful": -0.4}, noise=3)
     write_placebo(root / "placebo")
     write_dose(root / "dose")
+    write_cause(root / "cause", heads=(1, 2), layers=5)
+    write_cause(root / "no-effect", whole=0.0, layers=3)
     other = {"model": {"name": "llama", "label": LLAMA, "family": "llama", "fingerprint": "8e" * 16}}
     write_answers(root / "other-answers", label=LLAMA, items=60, seed=1, about=other)
     write_multiverse(root / "multiverse")

@@ -1,6 +1,7 @@
 """The one table of views: name → what it shows of which folders, the data its page asks for, and what an export holds of it.
 
-A new view is one file here with a `VIEW`, one file in `page/` with the same name, and a row in `VIEWS` and in `page/views.js`.
+A new view is one file here with a `VIEW`, one file in `page/` with the same name, and a row in `VIEWS` and in `page/views.js`. Views of one
+study may share a file; `module:NAME` says which of its views is meant.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ VIEWS: dict[str, str] = {
     "dose": "mless.explorer.dose",
     "placebo": "mless.explorer.placebo",
     "multiverse": "mless.explorer.multiverse",
+    "ladder": "mless.explorer.cause:LADDER",
+    "causes": "mless.explorer.cause:CAUSES",
+    "chain": "mless.explorer.cause:CHAIN",
     "forest": "mless.explorer.forest",
     "between": "mless.explorer.between",
     "proof": "mless.explorer.proof",
@@ -55,7 +59,8 @@ VIEWS: dict[str, str] = {
 
 
 def view(name: str) -> View:
-    return importlib.import_module(VIEWS[name]).VIEW
+    module, _, wanted = VIEWS[name].partition(":")
+    return getattr(importlib.import_module(module), wanted or "VIEW")
 
 
 def views_of(folder: Folder) -> list[str]:

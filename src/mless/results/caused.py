@@ -19,6 +19,14 @@ STEP_WORDS = {
     "all": "seen by all",
     "interaction": "what does not add up",
 }
+#: The five changes that add up to the whole effect, by the step that each leads to.
+CHANGE_WORDS = {
+    "positions": "moving the positions",
+    "nobody": "filler there, unseen",
+    "question": "the question sees it",
+    "answer": "the answer sees it",
+    "interaction": "what does not add up",
+}
 PART_WORDS = {
     "residual": "residual stream",
     "attention-output": "attention output",

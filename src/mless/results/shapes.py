@@ -10,7 +10,7 @@ import pyarrow as pa
 from mless.changes import PARTS
 from mless.results import cause_rows, schemas
 from mless.results import specification_rows as rows
-from mless.results.nats import LIKELIHOOD_METRICS
+from mless.results.nats import LIKELIHOOD_METRICS, METRICS_OF_CHANGE
 from mless.values import MASS_NAMES, QUERY_SETS
 
 _SPANS = pa.list_(pa.struct([("name", pa.string()), ("start", pa.int32()), ("stop", pa.int32())]))
@@ -64,6 +64,7 @@ _ACCURACY = Shape(
     grid=False,
 )
 _LIKELIHOOD = {"metric": tuple(LIKELIHOOD_METRICS)}
+_OF_CHANGE = {"metric": tuple(METRICS_OF_CHANGE)}
 
 SHAPES: dict[str, Shape] = {
     "prompts": Shape(_PROMPTS, ("condition", "item"), frozenset(("token_ids", "spans", "tokens"))),
@@ -134,15 +135,16 @@ SHAPES: dict[str, Shape] = {
     ),
     "ladder": Shape(
         cause_rows.LADDER, ("metric", "step", "against"), empty=_optional(cause_rows.LadderStep), filled=_always(cause_rows.LadderStep),
-        grid=False, among={"step": cause_rows.STEPS},
+        grid=False, among=_OF_CHANGE | {"step": cause_rows.STEPS},
     ),
     "cause": Shape(
         cause_rows.CAUSE, ("metric", "layer", "part", "head", "direction"), empty=_optional(cause_rows.CauseCell),
-        filled=_always(cause_rows.CauseCell), grid=False, among={"direction": cause_rows.DIRECTIONS, "part": PARTS},
+        filled=_always(cause_rows.CauseCell), grid=False,
+        among=_OF_CHANGE | {"direction": cause_rows.DIRECTIONS, "part": PARTS},
     ),
     "chain": Shape(
         cause_rows.CHAIN, ("metric", "link", "direction"), empty=_optional(cause_rows.CauseLink), filled=_always(cause_rows.CauseLink),
-        grid=False, among={"direction": cause_rows.DIRECTIONS, "link": cause_rows.LINKS},
+        grid=False, among=_OF_CHANGE | {"direction": cause_rows.DIRECTIONS, "link": cause_rows.LINKS},
     ),
     "edits": Shape(
         schemas.EDIT_MEANS, ("condition", "metric"), empty=frozenset(("ids", "text")), filled=frozenset(("delta",)), grid=False

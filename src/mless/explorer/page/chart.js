@@ -210,11 +210,11 @@ export function metricChoice(view, values, metrics, metric) {
 
 // ---- rows with intervals: the one forest that several views draw
 
-// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown.
-export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true } = {}) {
-  const names = Math.min(width * 0.34, Math.max(70, 7.2 * Math.max(4, ...rows.map((row) => (row.label ?? "").length))) + 12);
+// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown. With `above` a row's name stands over it.
+export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true, sign = !ratio, above = false } = {}) {
+  const names = above ? 14 : Math.min(width * 0.34, Math.max(70, 7.2 * Math.max(4, ...rows.map((row) => (row.label ?? "").length))) + 18);
   const words = right && width > 640 ? 210 : 0;
-  const line = 26;
+  const line = above ? 42 : 26;
   const height = rows.length * line + 46;
   const values = rows.flatMap((row) => [row.value, row.lo, row.hi]);
   const reach = extent([...values, ...(band ? [band[0], band[1]] : [])], { zero: nothing });
@@ -229,19 +229,20 @@ export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio
   for (const [value, digits] of marks) {
     if (log && value <= 0) continue;
     drawn.append(svg("line", { x1: x(place(value)), x2: x(place(value)), y1: 4, y2: bottom, class: "grid" }),
-      label(x(place(value)), bottom + 16, number(value, digits, { sign: !ratio }), { class: "tick", "text-anchor": "middle" }));
+      label(x(place(value)), bottom + 16, number(value, digits, { sign }), { class: "tick", "text-anchor": "middle" }));
   }
   drawn.append(svg("line", { x1: x(place(nothing)), x2: x(place(nothing)), y1: 4, y2: bottom, class: "axis" }));
   if (unit) drawn.append(label((names + width - words) / 2, bottom + 34, unit, { class: "tick", "text-anchor": "middle" }));
   rows.forEach((row, at) => {
-    const y = at * line + line / 2 + 4;
+    let y = at * line + line / 2 + 4;
     if (row.heading) {
       drawn.append(label(2, y + 4, cut(row.label, width - 20), { class: "heading" }));
       return;
     }
     const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }),
-      label(names - 12, y + 4, cut(row.label, names - 16), { class: "name", "text-anchor": "end" }));
+      above ? [svg("rect", { x: 0, y: y - 15, width: Math.min(width, 7 * row.label.length), height: 14, class: "ground" }), label(2, y - 4, cut(row.label, width - 8), { class: "name" })] : label(names - 12, y + 4, cut(row.label, names - 16), { class: "name", "text-anchor": "end" }));
     const colour = row.colour ?? "c1";
+    if (above) y += 9;
     if (row.lo !== null && row.lo !== undefined && row.hi !== null && row.hi !== undefined) {
       group.append(svg("line", { x1: x(place(row.lo)), x2: x(place(row.hi)), y1: y, y2: y, class: `whisker ${colour}${row.thin ? " thin" : ""}` }));
     }

@@ -3,6 +3,7 @@
 import { view as answer } from "./answer.js";
 import { view as answers } from "./answers.js";
 import { view as between } from "./between.js";
+import { causes, chain, ladder } from "./cause.js";
 import { view as dose } from "./dose.js";
 import { view as forest } from "./forest.js";
 import { view as head } from "./head.js";
@@ -14,4 +15,4 @@ import { view as start } from "./start.js";
 import { view as strip } from "./strip.js";
 import { view as tokens } from "./tokens.js";
 
-export const VIEWS = { start, map, head, strip, answers, answer, likelihood, tokens, dose, placebo, multiverse, forest, between };
+export const VIEWS = { start, map, head, strip, answers, answer, likelihood, tokens, dose, placebo, multiverse, ladder, causes, chain, forest, between };
