@@ -22,7 +22,7 @@ function strip(found, limit) {
   const box = h("div", { class: "solution", role: "group", "aria-label": "The solution's tokens, coloured by Δ log p. Arrows walk over them." });
   for (const token of found.tokens) {
     const one = h("span", { class: "token", style: { backgroundColor: colour(token.delta, limit) } }, visible(token.text));
-    told(one, [`token ${token.position + 1}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
+    told(one, [`token ${token.position}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
       `p ${number(Math.exp(token.none), 3)} → ${number(Math.exp(token.value), 3)}`, token.kl === null ? null : `KL ${number(token.kl, 4)}, entropy ${number(token.entropy, 2)}`]);
     box.append(one);
     if (token.text.includes("\n")) box.append(h("br"));
@@ -44,7 +44,7 @@ function strip(found, limit) {
 
 function scale(limit) {
   const step = (share) => h("span", { style: { backgroundColor: colour(share * limit, limit) } });
-  return h("p", { class: "scale soft small" }, `less likely −${number(limit, 3)} or more `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} or more likelier, nats`);
+  return h("p", { class: "scale soft small" }, `less likely: −${number(limit, 3)} or more `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} or more: likelier (nats)`);
 }
 
 export const view = {
