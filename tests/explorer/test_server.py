@@ -13,7 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import mless
-from mless.errors import EngineFault
+from mless.errors import BadFolder, EngineFault
+from mless.explorer import exporting
 from mless.explorer.folders import Folders
 from mless.explorer.server import Running, make_app, page_files
 from stored_attention import write_attention
@@ -118,6 +119,22 @@ def test_a_damaged_table_is_an_answer_not_a_crash(tmp_path: Path) -> None:
         reply = client.get(f"/{TOKEN}/api/map")
     assert reply.status_code == 422
     assert "retained.parquet" in reply.json()["error"]
+
+
+def test_a_folder_without_its_study_is_said_beside_the_others(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("nothing measured")
+    folders = Folders([stored, tmp_path / "notes"])
+    with TestClient(make_app(folders, TOKEN), base_url="http://127.0.0.1:8123") as client:
+        first, second = client.get(f"/{TOKEN}/api/start").json()["folders"]
+        assert client.get(f"/{TOKEN}/api/map").status_code == 200
+        assert "no study.json" in client.get(f"/{TOKEN}/api/map?folder=2").json()["error"]
+    assert (first["state"], second["state"]) == ("finished", "refused")
+    assert "holds no study.json, so it is no result folder; give a folder that `mless run` made" in second["why"]
+    assert folders.lacking == (second["why"],)
+    # A file that is sent to others is made of what was asked for, or not at all.
+    with pytest.raises(BadFolder, match=r"notes holds no study\.json"):
+        exporting.compose([stored, tmp_path / "notes"])
 
 
 # ---- what it refuses -------------------------------------------------------------------------------------------------

@@ -200,6 +200,8 @@ class Running:
         need_server()
         import uvicorn
 
+        #: What was given and is not shown, with the reason and the way out.
+        self.lacking = folders.lacking
         self.token = secrets.token_urlsafe(16)
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
