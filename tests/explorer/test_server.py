@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,6 +237,24 @@ def test_it_listens_on_loopback_only_with_a_new_token_each_time(stored: Path, ru
         other.stop()
     with pytest.raises(OSError, match=r"refused|reset|closed"):
         ask(other, "/")
+
+
+def test_ctrl_c_while_it_waits_does_not_end_it_by_half(stored: Path) -> None:
+    """It serves until `stop`, and whoever waits for its end waits till then."""
+    other = mless.show(stored, browser=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            (pressed.start(), other.wait())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    waiting = threading.Thread(target=other.wait)
+    waiting.start()
+    assert ask(other, f"/{other.token}/api/start")[0] == 200
+    assert waiting.is_alive()
+    other.stop()
+    waiting.join()
 
 
 def test_a_port_that_is_taken_is_said(stored: Path, running: Running) -> None:

@@ -220,6 +220,12 @@ export function metricOf(view, values, metrics) {
   return [metric, choice("Metric", metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go(view, { ...values, metric: name }))];
 }
 
+// The choice of a readout in words, and what the chosen one means.
+export function readoutOf(readouts, chosen, changed) {
+  const one = readouts.find(({ name }) => name === chosen);
+  return [readouts.length > 1 && choice("Readout", readouts.map(({ name, words }) => [name, words]), chosen, changed), one.meaning ? `${one.words}: ${one.meaning}. ` : ""];
+}
+
 // ---- rows with intervals: the one forest that several views draw
 
 // rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown.

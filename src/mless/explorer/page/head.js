@@ -2,7 +2,7 @@
 
 import { addressOf, go } from "./address.js";
 import { byKeys, choice, clear, h } from "./dom.js";
-import { fixed, headName, interval, pWords, short } from "./formats.js";
+import { beyondItems, fixed, headName, interval, pWords, short } from "./formats.js";
 import { textWidth } from "./pen.js";
 import { picture } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
@@ -86,6 +86,9 @@ export const view = {
         ["p (Holm)", pWords(cell("p_adjusted")).replace(/^p (= )?/, "")], ["dilution exponent ε", `${fixed(cell("epsilon"))}${interval(cell("epsilon_lo"), cell("epsilon_hi"))}`],
         ["uniform dilution", fixed(cell("uniform"), 3)], beside === null || beside === undefined ? null : ["natural text", fixed(beside, 3)]]
         .filter(Boolean).map(([name, value]) => h("div", null, h("span", null, name), h("b", null, value))));
+
+    const own = found.shifts?.retained.filter((value) => value !== null) ?? [];
+    const wide = own.length ? beyondItems(own.length, cell("lo"), cell("hi"), Math.min(...own), Math.max(...own)) : null;
 
     const choices = h("div", { class: "choices" },
       choice("condition", map.conditions.map((other) => [other.name, other.label]), condition, (value) => go("head", to({ condition: value }))),
@@ -190,7 +193,7 @@ export const view = {
       };
       const search = h("input", { type: "search", placeholder: "find an item", "aria-label": "Find an item", oninput: () => { wanted = search.value.toLowerCase(); draw(); } });
       draw();
-      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt")),
+      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt. λ: retained share; ε: dilution exponent; uniform: the λ of an even spread")),
         h("div", { class: "wide" }, h("table", { class: "items" }, h("thead", null, h("tr", null, columns.map(([words, name]) => h("th", { scope: "col", class: name === "item" ? null : "n" },
           name === null ? words : h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, words))))), body)), note);
     } else {
@@ -198,7 +201,7 @@ export const view = {
     }
 
     place.append(h("p", { class: "crumbs" }, h("a", { href: addressOf(...view.up(state)) }, "Map"), " › ", headName(layer, head), ` · ${cell("n_items") ?? found.items} items`),
-      h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, curves, items);
+      h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, wide ? h("p", { class: "soft small" }, wide) : "", curves, items);
 
     const keys = (event) => {
       if (document.querySelector("dialog[open]") || event.target.closest?.("canvas, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -49,6 +49,7 @@ function layout(width, panels, layers, columns) {
 
 export const view = {
   title: "Map",
+  about: "Every layer and head, one panel a condition",
   keys: [["arrows", "move from cell to cell, and on to the next panel"], ["Enter", "open the head"], ["p", "proof of the marked cell"]],
   up: () => ["start", {}],
   async show(place, state, tools) {
@@ -158,8 +159,8 @@ export const view = {
       }
       const beside = one.beside ? found.conditions.find((other) => other.name === "random") : null;
       const text = beside && (column === 0 && wholeLayers ? beside.layers : beside.heads).retained[at];
-      return [h("b", null, `${one.label}, ${headName(layer, column)}`), ` · retained share ${fixed(from.retained[at], 3)}${interval(from.lo[at], from.hi[at], 3)} · `,
-        h("span", { class: verdict }, verdict), ` · Holm ${pWords(from.p_adjusted[at])} · ε ${fixed(from.epsilon[at])}${interval(from.epsilon_lo[at], from.epsilon_hi[at])} · uniform dilution ${fixed(from.uniform[at])}`,
+      return [h("b", null, `${one.label}, ${headName(layer, column)}`), ` · retained share λ ${fixed(from.retained[at], 3)}${interval(from.lo[at], from.hi[at], 3)} · `,
+        h("span", { class: verdict }, verdict), ` · Holm ${pWords(from.p_adjusted[at])} · dilution exponent ε ${fixed(from.epsilon[at])}${interval(from.epsilon_lo[at], from.epsilon_hi[at])} · uniform dilution ${fixed(from.uniform[at])}`,
         text === null || text === undefined ? "" : ` · natural text ${fixed(text)}`, ` · ${from.n_items[at]} items`];
     }
 
@@ -231,7 +232,7 @@ export const view = {
       h("p", { class: "soft" }, byMass
         ? "One panel a condition, one cell a head: which share of the original tokens' attention goes there, mean over items. Bluer is more."
         : heads
-          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more."
+          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more. Retained share λ: 1 is no change, 0.8 keeps 80 %. Dilution exponent ε: 0 is nothing lost, 1 as much as an even spread loses."
           : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
       h("div", { class: "choices" }, choices), readout, pic.element);
     place.addEventListener("placed", () => pic.canvas.focus({ preventScroll: true }));

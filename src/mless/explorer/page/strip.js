@@ -6,6 +6,7 @@ import { choice, clear, h } from "./dom.js";
 import { fixed, headName, short } from "./formats.js";
 import { CanvasPen, SvgPen, textWidth } from "./pen.js";
 import { copying } from "./picture.js";
+import { elsewhere, systemText } from "./prompt.js";
 import { proofButton, showProof } from "./proof.js";
 import { amount, diverging, ink, inkOn, quantile } from "./scales.js";
 import { ask } from "./source.js";
@@ -231,7 +232,9 @@ export const view = {
       h("button", { class: "button", type: "button", disabled: found.number >= found.items, onclick: () => step(1) }, "item →"),
       h("button", { class: "button", type: "button", disabled: !losing.length, title: "m: again for the next", onclick: nextLosing }, "loses most"),
       proofButton(proof)),
-    readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens, numbered from 0`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
+    elsewhere(found.answers.map((one) => ({ words: found.answers.length > 1 ? `Its answer in ${one.name}` : "Its answer", view: "answer", differs: one.differs,
+      values: { folder: one.folder, condition: one.condition, item: found.id, layer, head }, request: ["answers/item", { folder: one.folder, condition: one.condition, item: found.id }] }))) ?? "",
+    systemText(found.prompt) ?? "", readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens, numbered from 0`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
     place.addEventListener("placed", () => canvas.focus({ preventScroll: true }));
     const keys = (event) => {
       if (document.querySelector("dialog[open]") || event.target.closest?.("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
