@@ -33,8 +33,8 @@ CIRCUMSTANCES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How an effect is written. A `ratio` is computed as a logarithm; anything else is shown times `factor`, in its unit. `meaning` says in
-    plain words what its values mean.
+    """How an effect is written. A `ratio` is computed as a logarithm; anything else is shown times `factor`, in its unit. `meaning` is a
+    sentence: what its values mean.
     """
 
     words: str
@@ -193,9 +193,9 @@ def _constant(scale: Scale) -> Callable[[str], Scale]:
 
 _OF_ATTENTION = ("layers", "heads")
 _EPSILON = Scale(
-    "dilution exponent ε", meaning="0: the question's tokens lose nothing; 1: as much as an even spread loses"
+    "dilution exponent ε", meaning="At 0 the question's tokens lose nothing, at 1 as much as an even spread loses."
 )
-_SHARE = Scale("retained share λ", ratio=True, meaning="1: nothing changed; 0.8: the question's tokens keep 80 %")
+_SHARE = Scale("retained share λ", ratio=True, meaning="At 1 nothing changed, at 0.8 the question's tokens keep 80 %.")
 READOUTS: Registry[Readout] = Registry(
     "readouts",
     "readout",

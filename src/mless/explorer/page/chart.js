@@ -223,7 +223,7 @@ export function metricOf(view, values, metrics) {
 // The choice of a readout in words, and what the chosen one means.
 export function readoutOf(readouts, chosen, changed) {
   const one = readouts.find(({ name }) => name === chosen);
-  return [readouts.length > 1 && choice("Readout", readouts.map(({ name, words }) => [name, words]), chosen, changed), one.meaning ? `${one.words}: ${one.meaning}. ` : ""];
+  return [readouts.length > 1 && choice("Readout", readouts.map(({ name, words }) => [name, words]), chosen, changed), one.meaning];
 }
 
 // ---- rows with intervals: the one forest that several views draw
@@ -263,9 +263,9 @@ export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio
     }
     const group = svg("g", null, svg("rect", { x: 0, y: top, width, height: line, class: "hit" }));
     if (above) {
-      const numbers = right && row.words ? textWidth(row.words, { size: 11.5 }) + 14 : 0;
-      group.append(fitted(4, top + 16, row.label, width - 8 - numbers, { class: "name halo" }));
-      if (numbers) group.append(label(width - 4, top + 16, row.words, { class: "words halo", "text-anchor": "end" }));
+      const room = width - 8 - textWidth(row.label) - textWidth(row.words ?? "", { size: 11.5 });
+      group.append(fitted(4, top + 16, row.label, width - 8, { class: "name halo" }));
+      if (right && row.words && room > 12) group.append(label(width - 4, top + 16, row.words, { class: "words halo", "text-anchor": "end" }));
     } else group.append(fitted(names - 12, y + 4, row.label, names - 14, { class: "name", "text-anchor": "end" }));
     const colour = row.colour ?? "c1";
     if (row.lo !== null && row.lo !== undefined && row.hi !== null && row.hi !== undefined) {

@@ -47,7 +47,7 @@ export const view = {
     const rows = lines(found, digits);
     const [readoutChoice, meaning] = readoutOf(found.readouts, found.readout, (readout) => set({ readout, metric: null }));
     put(place, h("h1", null, "Forest of models"),
-      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${meaning}${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give mless show the folders of several models to compare them."}`),
+      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${meaning ? `${meaning} ` : ""}${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give mless show the folders of several models to compare them."}`),
       h("div", { class: "choices" }, readoutChoice,
         !isExport() && choice("Condition", [["all", "all"], ...found.conditions.map((name) => [name, name])], found.condition, (condition) => set({ condition })),
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric })),
