@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def test_show_prints_an_address_serves_it_and_ends_with_ctrl_c(shown: Path) -> N
 
 def test_show_refuses_what_is_no_result_folder(command: Command, tmp_path: Path) -> None:
     refused(command("show", tmp_path, "--no-browser"), "holds no study.json")
+    refused(command("show", tmp_path / "a", tmp_path / "b", "--no-browser"), "b holds no study.json")
+
+
+def test_show_of_the_folder_above_names_the_result_folders_in_it(command: Command, shown: Path) -> None:
+    refused(command("show", shown.parent, "--no-browser"), f"give one or more of them: {shown}")
+
+
+def test_show_of_tables_without_their_study_says_what_is_missing(command: Command, shown: Path, tmp_path: Path) -> None:
+    lost = shutil.copytree(shown, tmp_path / "lost")
+    (lost / "study.json").unlink()
+    refused(
+        command("show", lost, "--no-browser"),
+        "attention.parquet is there without the study.json it belongs to: copy that too, or run the study again",
+    )
 
 
 def test_export_says_the_size_before_it_writes(command: Command, shown: Path, tmp_path: Path) -> None:
@@ -62,6 +77,7 @@ def test_export_says_the_size_before_it_writes(command: Command, shown: Path, tm
 def test_export_writes_nothing_that_is_too_large(command: Command, shown: Path, tmp_path: Path) -> None:
     found = command("export", shown, "-o", tmp_path / "page.html", "--items", "all", "--max-mb", "0.1")
     refused(found, "allow more with --max-mb")
+    assert re.search(r"it holds \d+ views so far", found.err)
     assert not (tmp_path / "page.html").exists()
 
 

@@ -187,6 +187,12 @@ def test_layers_stand_side_by_side_and_what_differs_is_said(tmp_path: Path) -> N
     assert "does not fit" in three["why"]
     assert "they differ in task" in three["why"]
     assert one["all"]["lo"] < one["all"]["value"] < one["all"]["hi"]
+    assert [(row["name"], row["words"]) for row in found["readouts"]] == [
+        ("epsilon", "dilution exponent ε"),
+        ("lambda", "retained share λ"),
+    ]
+    assert all(row["meaning"] for row in found["readouts"])
+    assert answer(Folders([first, other]), "forest", {})["readouts"] == found["readouts"]
     ratio = answer(Folders([first, other]), "between", {"readout": "lambda"})
     assert 0 < ratio["folders"][0]["all"]["value"] < 1
 

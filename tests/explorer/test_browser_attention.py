@@ -17,6 +17,7 @@ from browsing import until
 from mless.explorer import exporting
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredActivations
+from paired_folders import SYSTEM, write_pair
 from spelling import model_folder
 from stored_attention import EVIL, write_attention
 from synthetic import write_folder
@@ -54,10 +55,49 @@ def test_from_the_start_to_the_map(opened: Opening, address: str) -> None:
     page.wait_for_selector(".readout >> text=L1H1")
 
 
+def test_the_ends_of_the_maps_scale_say_that_values_beyond_have_its_colour(opened: Opening, address: str) -> None:
+    for shown, ends in (("retained", ["0.5 or less", "2 or more"]), ("epsilon", ["1.5 or more", "−1.5 or less"])):
+        page = opened(permissions=["clipboard-read", "clipboard-write"]).go(address + f"#map?folder=1&show={shown}")
+        drawn = copied_svg(page)
+        assert [
+            words for words in re.findall(r">([^<]+)</text>", drawn) if " or " in words and "by its" not in words
+        ] == ends
+
+
+def copied_svg(page: Any) -> str:
+    page.click("button[aria-label='Copy as SVG']")
+    until(page, "navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
+    return page.evaluate("navigator.clipboard.readText()")
+
+
+@pytest.mark.parametrize(
+    ("view", "title"),
+    [
+        ("#map?folder=1&condition=mless&layer=1&head=2", "SmolLM2-135M-Instruct: retained share λ, by layer and head"),
+        (HEAD, "L1H2, mless: attention received by position, mean over items with 95 % band"),
+        (
+            STRIP,
+            "item-005 in L1H2, mless: attention that each token receives, without filler above and with filler below",
+        ),
+    ],
+    ids=["map", "head", "strip"],
+)
+def test_a_copied_picture_has_its_title_and_no_cursor(opened: Opening, address: str, view: str, title: str) -> None:
+    page = opened(permissions=["clipboard-read", "clipboard-write"]).go(address + view)
+    page.hover("figure canvas, canvas.strip", position={"x": 90, "y": 60})
+    drawn = copied_svg(page)
+    heading = re.search(r'font-weight="600"[^>]*>([^<]+)</text>', drawn)
+    assert heading is not None
+    assert heading[1] == title
+    mark = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--mark').trim()")
+    # The line under a filler token has the cursor's colour too, but is filled.
+    assert f'stroke="{mark}"' not in drawn
+
+
 def test_the_map_says_value_interval_holm_p_and_verdict(opened: Opening, address: str) -> None:
     page = opened().go(address + "#map?folder=1&condition=mless&layer=1&head=2")
     said = page.inner_text(".readout")
-    assert re.search(r"mless, L1H2 · retained share 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] · drops · Holm p = 0\.020", said)
+    assert re.search(r"mless, L1H2 · retained share λ 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] · drops · Holm p = 0\.020", said)
     assert "uniform dilution" in said
     assert "natural text" in said
 
@@ -209,6 +249,82 @@ def test_the_strip_gives_a_tokens_numbers(opened: Opening, address: str) -> None
 def test_filler_tokens_say_so(opened: Opening, address: str) -> None:
     page = opened().go(address + STRIP + "&token=12")
     assert re.search(r"token 12 · filler · filler, receives", page.inner_text(".readout"))
+
+
+def test_the_system_text_is_shown_with_the_prompt(opened: Opening, tmp_path: Path) -> None:
+    attention, answers = write_pair(tmp_path)
+    running = mless.show([attention, answers], browser=False)
+    try:
+        for view in (STRIP, "#answer?folder=2&condition=mless&item=sum-005"):
+            page = opened().go(running.address + view)
+            assert page.locator("summary", has_text="System text (plain text, before the question)").count() == 1
+            assert page.get_by_label("System text").inner_text() == SYSTEM
+    finally:
+        running.stop()
+
+
+def test_from_a_strip_to_its_answer_and_back(opened: Opening, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path)
+    running = mless.show(pair, browser=False)
+    exporting.write(exporting.compose(pair, items="5"), tmp_path / "page.html")
+    try:
+        for base in (running.address, (tmp_path / "page.html").as_uri()):
+            page = opened().go(base + "#strip?folder=1&condition=mless&layer=1&head=2&item=5")
+            page.click("text=Its answer")
+            page.wait_for_selector("h1 >> text=Item sum-005")
+            page.click("text=What its tokens receive, L1H2")
+            page.wait_for_selector("h1 >> text=sum-005 in L1H2 under mless")
+        # What a file does not hold is not offered.
+        page.evaluate("() => { location.hash = '#answer?folder=2&condition=mless&item=sum-001'; }")
+        page.wait_for_selector("h1 >> text=Item sum-001")
+        assert page.locator(".beside").count() == 0
+    finally:
+        running.stop()
+
+
+def test_an_interval_beyond_all_items_is_explained(opened: Opening, address: str) -> None:
+    """In layer 1 the fifth item lies far from the others, and the interval reaches above all of them; in layer 2 it does not."""
+    page = opened().go(address + HEAD)
+    page.wait_for_selector("text=The 95 % interval reaches beyond all 12 items")
+    page = opened().go(address + HEAD.replace("layer=1", "layer=2"))
+    page.wait_for_selector("h1 >> text=L2H2")
+    assert page.locator("text=interval reaches beyond").count() == 0
+    said = page.evaluate(
+        """async () => {
+            const { beyondItems } = await import("./page/formats.js");
+            return [[0.6, 0.8], [0.4, 0.8], [0.6, 0.95], [null, 0.8]].map(([lo, hi]) => Boolean(beyondItems(6, lo, hi, 0.5, 0.9)));
+        }"""
+    )
+    assert said == [False, True, True, False]
+
+
+@pytest.mark.parametrize("view", ["#map?folder=1", "#map?folder=1&show=epsilon", HEAD], ids=["map", "epsilon", "head"])
+def test_no_word_of_a_picture_is_cut_on_a_small_phone(opened: Opening, address: str, view: str) -> None:
+    page = opened(viewport={"width": 360, "height": 740}, permissions=["clipboard-read", "clipboard-write"]).go(
+        address + view
+    )
+    outside = page.evaluate(
+        """(text) => {
+            const drawn = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+            document.body.append(document.adoptNode(drawn));
+            const box = drawn.getBoundingClientRect();
+            const cut = (own) => own.left < box.left - 1 || own.right > box.right + 1;
+            return [...drawn.querySelectorAll("text")].filter((one) => cut(one.getBoundingClientRect())).map((one) => one.textContent);
+        }""",
+        copied_svg(page),
+    )
+    assert outside == []
+
+
+def test_readouts_are_named_as_on_the_other_views(opened: Opening, address: str) -> None:
+    for view in ("#forest?folder=1", "#between?folder=1"):
+        page = opened().go(address + view)
+        options = page.locator("select[aria-label='Readout'] option").all_inner_texts()
+        assert options == ["dilution exponent ε", "retained share λ"]
+        assert "At 0 the question's tokens lose nothing" in page.inner_text("main p.soft")
+        page.select_option("select[aria-label='Readout']", label="retained share λ")
+        page.wait_for_selector("main p.soft >> text=at 0.8 the question's tokens keep 80 %")
+        assert not re.search(r"epsilon|lambda", re.sub(r"mless compare .*", "", page.inner_text("main")))
 
 
 def test_the_next_item_and_the_last(opened: Opening, address: str) -> None:

@@ -17,6 +17,7 @@ from dose_folders import write_dose
 from mless.explorer.folders import Folders
 from mless.explorer.views import answer
 from mless.results.folder import ResultFolder
+from mless.values import Condition
 from placed_folders import write_placebo
 from specified_folders import write_multiverse
 from stored_attention import write_attention
@@ -336,11 +337,11 @@ def test_likelihood_tokens_tell_their_numbers_on_hover_and_focus(opened: Open) -
     tokens = page.locator(".token")
     assert tokens.count() >= 8
     tokens.nth(1).hover()
-    assert re.search(r"token 2: .*\nΔ log p −\d", page.locator(".tip").inner_text())
+    assert re.search(r"token 1: .*\nΔ log p −\d", page.locator(".tip").inner_text())
     tokens.first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert "token 3:" in page.locator(".tip").inner_text()
+    assert "token 2:" in page.locator(".tip").inner_text()
     page.keyboard.press("Escape")
     ready(page, "Likelihood")
 
@@ -353,7 +354,7 @@ def test_dose_points_tell_their_numbers(opened: Open) -> None:
     assert page.locator("figure.chart").count() == 2
     page.locator("figure.chart").first.locator(".mark").first.hover()
     tip = page.locator(".tip").inner_text()
-    assert "mless, 1 tokens before-question" in tip
+    assert "mless, 1 token before-question" in tip
     assert "for all lengths at once [" in tip
     page.get_by_label("Metric").select_option("contrast")
     until(page, "location.hash.includes('metric=contrast')")
@@ -442,15 +443,76 @@ def test_marks_are_walked_by_arrows(opened: Open) -> None:
         "answers?folder=1",
         "answer?folder=1&item=sum-002",
         "likelihood?folder=3",
+        "tokens?folder=3&item=sum-002",
         "dose?folder=6",
+        "placebo?folder=7",
         "multiverse?folder=8",
+        "forest?folder=3",
         "between?folder=3",
     ],
 )
 def test_a_phone_needs_no_sideways_scrolling(opened: Open, view: str) -> None:
-    page = opened(view, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    """Neither the page nor a table in it, and no word of a picture is cut."""
+    page = opened(view, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     page.wait_for_timeout(200)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    wider = "[...document.querySelectorAll('.wide')].filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.innerText)"
+    assert page.evaluate(wider) == []
+    outside = page.evaluate(
+        """[...document.querySelectorAll("svg.drawn text")].filter((one) => {
+            const [own, box] = [one.getBoundingClientRect(), one.closest("svg").getBoundingClientRect()];
+            return own.left < box.left - 1 || own.right > box.right + 1;
+        }).map((one) => one.textContent)"""
+    )
+    assert outside == []
+    assert page.locator("svg.drawn text", has_text="…").count() == 0
+
+
+@pytest.mark.parametrize("width", [360, 700, 1200])
+def test_the_control_is_named_in_full_and_what_must_be_cut_has_a_title(
+    opened: Open, tmp_path: Path, width: int
+) -> None:
+    from mless.explorer import show
+
+    long = Condition("a-name-" + "of-many-words-" * 8, "repeat", " /", 55)
+    running = show(
+        [write_likelihood(tmp_path / "long", conditions=("none", "none-again", long), items=12)], browser=False
+    )
+    try:
+        page = opened("likelihood?folder=1", at=running.address, viewport={"width": width, "height": 800})
+        page.wait_for_selector("svg.drawn")
+        assert "none-again (A/A)" in page.locator("svg.drawn text.name").all_text_contents()
+        cut = page.locator("svg.drawn text.name", has_text="a-name-")
+        assert cut.locator("title").text_content() == long.name
+        assert (cut.evaluate("(one) => one.firstChild.data")).endswith("…")
+    finally:
+        running.stop()
+
+
+def test_a_task_without_solutions_is_promised_none(opened: Open, tmp_path: Path) -> None:
+    from mless.explorer import show
+
+    running = show([write_likelihood(tmp_path / "answers-only", items=12, solutions=False)], browser=False)
+    try:
+        page = opened("likelihood?folder=1", at=running.address)
+        assert "Log-probabilities of the answer, against none." in page.inner_text("main")
+        assert "solution" not in page.inner_text("main").lower()
+        page.locator("table.ranked a.into").first.click()
+        ready(page, "Item")
+        assert "solution" not in page.inner_text("main").lower()
+        assert "What else was scored" in page.inner_text("main")
+    finally:
+        running.stop()
+    page = opened("tokens?folder=3&item=sum-060")
+    assert "This item has no reference solution." in page.inner_text("main")
+
+
+def test_a_copied_chart_has_its_title(opened: Open) -> None:
+    page = opened("placebo?folder=7", **COPY)
+    page.get_by_role("button", name="Copy as SVG").click()
+    until(page, "navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
+    assert ">Fillers among 40 arbitrary edits: Δ solution</text>" in clipboard(page)
 
 
 def test_dark_is_dark_and_can_be_read(opened: Open) -> None:

@@ -39,7 +39,7 @@ def answers_in(page: bytes) -> dict[str, Any]:
 def test_it_holds_the_servers_own_answers(stored: Path) -> None:
     made = exporting.compose([stored], items="2,4", heads=1)
     held = answers_in(made.text)
-    assert len(held) == made.answers
+    assert len(held) == made.views
     folders = Folders([stored], patient=True, elsewhere=True)
     assert all(one.pop("damaged") == [] for one in held["start"]["folders"])
     assert held["start"].pop("left_out") == 0

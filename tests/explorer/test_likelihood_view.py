@@ -66,6 +66,31 @@ def test_an_item_without_solution_is_shown_without_tokens(folders: Folders) -> N
     assert (found["tokens"], found["candidates"], found["scores"]) == ([], [], [])
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({}, "the reference solution and the answer"),
+        ({"solutions": False}, "the answer"),
+        ({"solutions": False, "choices": True}, "the answer and the options"),
+        ({"choices": True}, "the reference solution, the answer and the options"),
+    ],
+    ids=["solutions", "answers", "options", "all"],
+)
+def test_what_was_scored_is_said_and_no_more(tmp_path: Path, made: dict[str, bool], words: str) -> None:
+    folders = Folders([write_likelihood(tmp_path / "folder", items=6, **made)])
+    found = answer(folders, "likelihood", {})
+    has = made.get("solutions", True)
+    assert (found["scored"], found["solutions"]) == (words, has)
+    assert answer(folders, "likelihood/item", {"item": "sum-001"})["solutions"] is has
+
+
+def test_the_range_of_all_items_does_not_depend_on_the_search(folders: Folders) -> None:
+    every, one = (answer(folders, "likelihood", {"search": text}) for text in ("", "sum-007"))
+    assert one["found"] == 1
+    assert one["limits"] == every["limits"]
+    assert every["limits"][0] < every["limits"][1]
+
+
 def test_a_folder_without_tokens_is_shown(tmp_path: Path) -> None:
     path = write_likelihood(tmp_path / "folder", items=8)
     for name in ("tokens", "candidates", "prompts"):

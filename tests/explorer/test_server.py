@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import mless
-from mless.errors import EngineFault
+from mless.errors import BadFolder, EngineFault
+from mless.explorer import exporting
 from mless.explorer.folders import Folders
 from mless.explorer.server import Running, make_app, page_files
 from stored_attention import write_attention
@@ -120,6 +124,22 @@ def test_a_damaged_table_is_an_answer_not_a_crash(tmp_path: Path) -> None:
     assert "retained.parquet" in reply.json()["error"]
 
 
+def test_a_folder_without_its_study_is_said_beside_the_others(stored: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("nothing measured")
+    folders = Folders([stored, tmp_path / "notes"])
+    with TestClient(make_app(folders, TOKEN), base_url="http://127.0.0.1:8123") as client:
+        first, second = client.get(f"/{TOKEN}/api/start").json()["folders"]
+        assert client.get(f"/{TOKEN}/api/map").status_code == 200
+        assert "no study.json" in client.get(f"/{TOKEN}/api/map?folder=2").json()["error"]
+    assert (first["state"], second["state"]) == ("finished", "refused")
+    assert "holds no study.json, so it is no result folder; give a folder that `mless run` made" in second["why"]
+    assert folders.lacking == (second["why"],)
+    # A file that is sent to others is made of what was asked for, or not at all.
+    with pytest.raises(BadFolder, match=r"notes holds no study\.json"):
+        exporting.compose([stored, tmp_path / "notes"])
+
+
 # ---- what it refuses -------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +237,24 @@ def test_it_listens_on_loopback_only_with_a_new_token_each_time(stored: Path, ru
         other.stop()
     with pytest.raises(OSError, match=r"refused|reset|closed"):
         ask(other, "/")
+
+
+def test_ctrl_c_while_it_waits_does_not_end_it_by_half(stored: Path) -> None:
+    """It serves until `stop`, and whoever waits for its end waits till then."""
+    other = mless.show(stored, browser=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pressed = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            (pressed.start(), other.wait())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    waiting = threading.Thread(target=other.wait)
+    waiting.start()
+    assert ask(other, f"/{other.token}/api/start")[0] == 200
+    assert waiting.is_alive()
+    other.stop()
+    waiting.join()
 
 
 def test_a_port_that_is_taken_is_said(stored: Path, running: Running) -> None:

@@ -34,6 +34,6 @@ def export(
     made = exporting.compose(results, items=options.items, heads=options.heads, max_mb=options.max_mb)
     for one in made.damaged:
         print(f"left out, damaged: {plain(one)}", flush=True)
-    print(f"{plain(str(options.out))}: {made.megabytes:.1f} MB, {made.answers} views", flush=True)
+    print(f"{plain(str(options.out))}: {made.megabytes:.1f} MB, {made.views} views", flush=True)
     exporting.write(made, options.out)
     print(f"page: {plain(str(options.out))}")

@@ -27,6 +27,8 @@ def show(
     from mless.explorer import show as serve
 
     running = serve(results, port=options.port, browser=not options.no_browser)
+    for why in running.lacking:
+        print(f"not shown: {plain(why)}", flush=True)
     print(f"explorer: {plain(running.address)} (only this machine can open it; Ctrl-C ends it)", flush=True)
     try:
         running.wait()

@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float64, Int
 from mless.errors import BadFolder
 from mless.explorer.asking import NotThere, Query, request_text
 from mless.explorer.batches import batches, of_conditions, rows_at
+from mless.explorer.beside import strips_beside
 from mless.explorer.diffing import word_diff
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.listing import page_of
-from mless.explorer.questions import questions
+from mless.explorer.questions import prompt_of, questions
 from mless.explorer.views import Chosen, View
 from mless.results.answers import StoredAnswers, shown_rows
 
@@ -419,6 +420,9 @@ def _item(query: Query) -> dict[str, Any]:
         "other_title": pair.before.folder.title,
         "turned": TURNED[turned] if turned >= 0 else None,
         "question": _cut(questions(query.folder(), [item]).get(item), LONG),
+        "prompt": prompt_of(query.folder(), pair.condition),
+        "prompt_against": prompt_of(_other(query), pair.against),
+        "strips": strips_beside(query.folders, query.folder(), item, pair.condition),
         "reference": _cut(next((side["reference"] for side in sides if side), None), LONG),
         "grader": folder.settings.get("grader"),
         "before": _side(before, sides[0]),

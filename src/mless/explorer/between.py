@@ -13,8 +13,10 @@ import pyarrow.compute
 from mless.errors import BadFolder, MlessError
 from mless.explorer.answers import index_of
 from mless.explorer.asking import NotThere, Query, request_text
+from mless.explorer.beside import unlike_models, unlike_prompts
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.forest import alike
+from mless.explorer.measures import readout_rows
 from mless.explorer.views import Chosen, View
 from mless.results.comparing import asked_of, differences
 from mless.results.escaping import visible
@@ -26,8 +28,6 @@ pc: Any = pyarrow.compute
 
 #: Without these alike, numbers are not of one thing. Other settings may differ, and are named.
 _ALIKE = ("task", "items", "questions or answers", "kind of prompt")
-#: What is the same in two studies of one model.
-_MODEL = ("name", "revision", "family", "layers", "heads", "parameters")
 #: Fewer items, or fewer of them turned, say nothing about heads.
 LEAST_ITEMS, LEAST_TURNED = 10, 4
 
@@ -63,7 +63,7 @@ def _between(query: Query) -> dict[str, Any]:
     return {
         "measured": first.measured,
         "readout": readout,
-        "readouts": names,
+        "readouts": readout_rows(names, first.study, condition),
         "condition": condition,
         "conditions": known,
         "metric": metric,
@@ -71,7 +71,6 @@ def _between(query: Query) -> dict[str, Any]:
         "words": scale.words,
         "unit": scale.unit,
         "nothing": scale.nothing,
-        "by_layer": row.by_layer,
         "folders": shown,
         "elsewhere": [
             {"number": one.number, "name": visible(one.name, keep=""), "measured": _measured(one)}
@@ -162,20 +161,13 @@ def _fits(one: Folder, other: Folder, condition: str) -> bool:
 def _check_pair(one: Folder, other: Folder, condition: str) -> None:
     """Refuse folders of two models, of other prompts, or with too few items in common."""
     first, second = one.study, other.study
-    # The fingerprint is of the tensors that a study read, and answers need more of them than attention does.
-    both = {name: (first.model.get(name), second.model.get(name)) for name in _MODEL}
-    if None in both["parameters"]:  # older folders do not say how many
-        del both["parameters"]
-    unlike = [name for name, (mine, theirs) in both.items() if mine != theirs]
-    if unlike:
+    if unlike := unlike_models(first, second):
         said = (f"{unlike[0]} {str(study.model.get(unlike[0]))[:40]}" for study in (first, second))
         raise BadFolder(
             f"{one.path} and {other.path} are of two models: {first.label} and {second.label} ({' and '.join(said)})"
         )
-    wrong = differences(asked_of(first, [condition]), asked_of(second, [condition]))
     # Each of them may have more items than the other; which they share is looked at below.
-    wrong = {name: words for name, words in wrong.items() if name not in ("items", "seed")}
-    if wrong:
+    if wrong := unlike_prompts(first, second, condition):
         raise BadFolder(f"{other.path} does not fit {one.path}: they differ in {'; '.join(list(wrong.values())[:4])}")
     common = len(set(first.items) & set(second.items))
     if common < LEAST_ITEMS:

@@ -35,10 +35,10 @@ _LONG_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A page that is ready to be written: its text, how many requests it answers, and what of which folder is damaged and so not in it."""
+    """A page that is ready to be written: its text, how many views (answers to requests) it holds, and what of which folder is damaged and so not in it."""
 
     text: bytes
-    answers: int
+    views: int
     damaged: tuple[str, ...] = ()
 
     @property
@@ -61,6 +61,8 @@ def compose(
     Refused where it would be larger than `max_mb` megabytes. With `part` it holds what fits and is made in seconds, and says that it is a part.
     """
     folders = Folders([Path(one) for one in results], patient=True, elsewhere=True)
+    if folders.lacking:
+        raise BadFolder("; ".join(folders.lacking))
     faults = Faults(folders)
     cards: list[dict[str, Any]] = answer(folders, _START, {})["folders"]
     if all(one["state"] == "refused" for one in cards):
@@ -82,7 +84,7 @@ def compose(
         parts[request] = found
         if size > limit:
             raise BadStudy(
-                f"the page would be larger than {max_mb:g} MB: it holds {len(parts)} answers so far, and there are more; choose fewer items (--items 1), "
+                f"the page would be larger than {max_mb:g} MB: it holds {len(parts)} views so far, and there are more; choose fewer items (--items 1), "
                 f"fewer heads (--heads 1) or fewer folders, or allow more with --max-mb {max_mb * 4:g}"
             )
     # The start comes last, since it says what was found to be damaged, and what is not in it.
@@ -179,7 +181,7 @@ def _encoded(folders: Folders, request: str, faults: Faults) -> str | None:
 
 
 def _start(folders: Folders, faults: Faults, left_out: int) -> str:
-    """The start of the page, with what is damaged of each folder, and how many answers are not in it."""
+    """The start of the page, with what is damaged of each folder, and how many views are not in it."""
     found = answer(folders, _START, {})
     for one in found["folders"]:
         one["damaged"] = [] if one["state"] == "refused" else faults.of(one["number"])

@@ -143,9 +143,11 @@ class Folders(Sequence[Folder]):
             raise BadFolder(
                 "no result folder was given; expected one or more, such as results/quick-SmolLM2-135M-Instruct"
             )
-        for path in paths:
-            if not (Path(path) / "study.json").is_file():
-                raise no_result_folder(Path(path))
+        lacking = [no_result_folder(Path(path)) for path in paths if not (Path(path) / "study.json").is_file()]
+        if len(lacking) == len(paths):
+            raise BadFolder("; ".join(map(str, lacking)))
+        #: What was given and is no result folder. The page says so beside the others.
+        self.lacking = tuple(map(str, lacking))
         kept = Kept()
         self._folders = [
             Folder(number, Path(path), kept, patient=patient, elsewhere=elsewhere)
@@ -155,6 +157,7 @@ class Folders(Sequence[Folder]):
     def only(self, numbers: Collection[int]) -> Folders:
         """Some of the folders, with the numbers they have here."""
         found = object.__new__(Folders)
+        found.lacking = self.lacking
         found._folders = [one for one in self._folders if one.number in numbers]
         return found
 

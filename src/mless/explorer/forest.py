@@ -10,6 +10,7 @@ from typing import Any
 from mless.errors import MlessError
 from mless.explorer.asking import NotThere, Query, request_text
 from mless.explorer.folders import Folder, Folders
+from mless.explorer.measures import readout_rows
 from mless.explorer.views import Chosen, View
 from mless.results.comparing import Block, Comparison, compare
 from mless.results.escaping import visible
@@ -111,7 +112,7 @@ def _forest(query: Query) -> dict[str, Any]:
     command = ["mless", "compare", *(one.place for one in kept), "--readout", readout]
     command += ["--condition", condition, *(["--metric", metric] if len(metrics) > 1 else [])]
     return comparison_rows(found) | {
-        "readouts": names,
+        "readouts": readout_rows(names, first.study, conditions[0]),
         "metrics": metrics,
         "conditions": conditions,
         "condition": condition,

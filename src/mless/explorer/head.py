@@ -112,6 +112,21 @@ def heads_shown(folder: Folder, chosen: Chosen) -> Iterator[tuple[str, int, int]
             yield from ((condition, layer, row["head"]) for row in far[: chosen.heads])
 
 
+def furthest_head(folder: Folder, condition: str) -> tuple[int, int] | None:
+    """Layer and head whose share is furthest from 1 under a condition; None where nothing was measured."""
+
+    def find() -> tuple[int, int] | None:
+        rows = [
+            row
+            for row in folder.attention.retained("original")
+            if row["condition"] == condition and row["head"] > 0 and row["retained"]
+        ]
+        far = max(rows, key=lambda row: abs(np.log(row["retained"])), default=None)
+        return None if far is None else (int(far["layer"]), int(far["head"]))
+
+    return folder.kept(("furthest", condition), find)
+
+
 def _exported(folders: Folders, chosen: Chosen) -> Iterable[str]:
     """All heads' items, and the curves of the heads that an export holds strips of."""
     for folder in folders:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.compute
 from mless.explorer.asking import NotThere, Query, request_text
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.listing import page_of
+from mless.explorer.questions import prompt_of
 from mless.explorer.views import Chosen, View
 from mless.results.nats import LIKELIHOOD_METRICS, unit_of_change, weighed
 from mless.results.reading import StoredLikelihood
@@ -68,14 +69,30 @@ def _effects(query: Query) -> dict[str, Any]:
             | {"words": weighed(row.metric, row.delta, tokens) if row.verdict in ("rises", "drops") else ""}
             for row in effects
         ],
-        "tokens_stored": (folder.path / "tokens.parquet").exists(),
+        "scored": _scored(metrics),
+        "solutions": "solution" in metrics,
         **_ranked(folder, condition, metric, query),
     }
+
+
+#: What is scored, by the metrics that say something of it.
+_SCORED = {
+    "the reference solution": ("solution",),
+    "the answer": ("answer", "contrast", "answer-after-solution"),
+    "the options": ("choice", "choice-normalised", "margin", "margin-normalised"),
+}
+
+
+def _scored(metrics: Collection[str]) -> str:
+    """``the reference solution and the answer``: what of each item a folder has log-probabilities of."""
+    found = [words for words, about in _SCORED.items() if set(about) & set(metrics)]
+    return " and ".join([", ".join(found[:-1]), *found[-1:]] if len(found) > 1 else found)
 
 
 def _ranked(folder: StoredLikelihood, condition: str, metric: str, query: Query) -> dict[str, Any]:
     where = (pc.field("condition") == condition) & (pc.field("metric") == metric)
     table = folder.table("likelihood", ["item", "value", "delta", "n_tokens"], where)
+    every = table["delta"].to_numpy().astype(np.float64)
     if text := query.text("search").strip()[:200]:
         table = table.filter(pc.match_substring(table["item"], text, ignore_case=True))
     delta = table["delta"].to_numpy().astype(np.float64)
@@ -101,7 +118,7 @@ def _ranked(folder: StoredLikelihood, condition: str, metric: str, query: Query)
             }
             for row, number in zip(rows, places[order[at.start : at.stop]], strict=True)
         ],
-        "limits": None if not len(delta) else [float(np.nanmin(delta)), float(np.nanmax(delta))],
+        "limits": None if not len(every) else [float(np.nanmin(every)), float(np.nanmax(every))],
     }
 
 
@@ -127,6 +144,8 @@ def _item(query: Query) -> dict[str, Any]:
         "candidates": [],
         "scores": _scores(folder, item, condition),
         "question": _question(folder, item),
+        "prompt": prompt_of(query.folder(), condition),
+        "solutions": any(row.metric == "solution" for row in folder.effects()),
     }
     if (folder.path / "tokens.parquet").exists():
         tokens = _tokens(folder, item, condition)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mless.results.nats import METRICS_OF_CHANGE, unit_of_change
 from mless.results.placed import shown_metrics
+from mless.results.reading import StoredStudy
+from mless.results.readouts import READOUTS
 
 
 def metric_rows(there: Collection[str]) -> list[dict[str, Any]]:
@@ -23,6 +25,16 @@ def metric_rows(there: Collection[str]) -> list[dict[str, Any]]:
         }
         for name in [*first, *rest]
     ]
+
+
+def readout_rows(names: Sequence[str], study: StoredStudy, condition: str) -> list[dict[str, str]]:
+    """Each readout by its name for the command, and in words."""
+    found: list[dict[str, str]] = []
+    for name in names:
+        row = READOUTS.get(name)
+        scale = row.scale(row.metrics(study, condition)[0])
+        found.append({"name": name, "words": scale.words, "meaning": scale.meaning})
+    return found
 
 
 def row_of(row: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The questions of items: read from the prompts without filler, only those that are shown."""
+"""The questions of items, read from the prompts without filler, only those that are shown; and how a prompt is put together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,26 @@ import pyarrow as pa
 from mless.explorer.batches import batches, of_conditions, rows_at
 from mless.explorer.folders import Folder
 from mless.results.answers import StoredAnswers
+
+#: Characters of a system text that are shown.
+_LONGEST = 20_000
+
+
+#: How a kind of prompt holds the system text.
+_KINDS = {
+    "raw": "plain text, before the question",
+    "chat": "chat template, in the system turn",
+    "user": "chat template, at the head of the user's turn",
+}
+
+
+def prompt_of(folder: Folder, condition: str) -> dict[str, str | None]:
+    """The system text of a condition's prompts, and where it stands; None where study.json does not say it."""
+    study = folder.study
+    own = (study.conditions.get(condition) or {}).get("system")
+    system = study.study.get("system") if own is None else own
+    kind = study.about.get("prompt")
+    return {"kind": _KINDS.get(str(kind)), "system": None if system is None else str(system)[:_LONGEST]}
 
 
 @dataclass(frozen=True, slots=True)

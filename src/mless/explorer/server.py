@@ -200,6 +200,8 @@ class Running:
         need_server()
         import uvicorn
 
+        #: What was given and is not shown, with the reason and the way out.
+        self.lacking = folders.lacking
         self.token = secrets.token_urlsafe(16)
         self._socket = _bound(port)
         self.port: int = self._socket.getsockname()[1]
@@ -207,22 +209,29 @@ class Running:
             make_app(folders, self.token), log_level="error", access_log=False, server_header=False, lifespan="off"
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        threading.Thread(target=self._serve, daemon=True, name="mless-show").start()
         threading.Thread(target=prepare, args=(folders,), daemon=True, name="mless-prepare").start()
 
     @property
     def address(self) -> str:
         return f"http://{LOOPBACK}:{self.port}/{self.token}/"
 
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
     def wait(self) -> None:
         """Until it ends, which Ctrl-C makes it do."""
-        while self._thread.is_alive():
-            self._thread.join(0.5)
+        # Ctrl-C in a thread's join marks a running thread as ended (Python 3.11), and its socket would be closed too early.
+        while not self._ended.wait(0.5):
+            pass
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._ended.wait(10)
         self._socket.close()
 
 

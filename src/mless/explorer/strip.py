@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from mless.explorer.asking import NotThere, Query, numbers, request_text
+from mless.explorer.beside import answers_beside
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.head import asked_head, heads_shown
+from mless.explorer.questions import prompt_of
 from mless.explorer.slices import READERS, Tokens, even, received, tokens_of
 from mless.explorer.views import Chosen, View
 from mless.prompting import align
@@ -56,6 +58,9 @@ def _strip(query: Query) -> Mapping[str, Any]:
         "breaks": [at for at, text in enumerate(tokens.texts) if "\n" in text],
         "spans": tokens.spans,
         "span_names": list(SPAN_NAMES),
+        "prompt": prompt_of(folder, condition),
+        "answers": answers_beside(query.folders, folder, item, condition),
+        "id": item,
         "values": {name: None if one is None else numbers(one, 4) for name, one in values.items()},
     }
 

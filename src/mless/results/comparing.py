@@ -102,7 +102,7 @@ def compare(
     if layer is not None and not row.by_layer:
         raise BadStudy(f"--layer: {name} has no layers; leave it out")
     wanted = _conditions(folders, conditions)
-    _check_fit(folders, row, name, wanted, layer)
+    _check_fit(folders, row, wanted, layer)
     _check_once(folders)
     used = _metric(folders, row, name, wanted, metric)
     labels = _labels(folders)
@@ -241,9 +241,7 @@ def _labels(folders: Sequence[StoredStudy]) -> list[str]:
 # ---- whether they fit ------------------------------------------------------------------------------------------------
 
 
-def _check_fit(
-    folders: Sequence[StoredStudy], row: Readout, name: str, wanted: Sequence[str], layer: int | None
-) -> None:
+def _check_fit(folders: Sequence[StoredStudy], row: Readout, wanted: Sequence[str], layer: int | None) -> None:
     first = folders[0]
     for other in folders[1:]:
         different = list(
@@ -252,7 +250,7 @@ def _check_fit(
         if different:
             more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
             raise BadFolder(
-                f"{other.path} does not fit {first.path}: they differ in {'; '.join(different[:4])}{more}. Their {name} would not be of one thing; "
+                f"{other.path} does not fit {first.path}: they differ in {'; '.join(different[:4])}{more}. Their effects would not be of one thing; "
                 f"{_ONE_STUDY}"
             )
 

@@ -90,8 +90,22 @@ def _publish(partial: Path, path: Path) -> None:
 
 
 def no_result_folder(path: Path) -> BadFolder:
-    way = "give a folder that `mless run` made" if _is_taken(path) else f"`mless run … --out {path}` makes one"
+    """A folder without study.json: what it holds instead decides what is to be done."""
+    if inside := _results_in(path):
+        way = f"result folders lie in it, give one or more of them: {', '.join(map(str, inside[:3]))}{', …' * (len(inside) > 3)}"
+    elif tables := sorted(file.name for file in path.glob("*.parquet")):
+        way = f"{tables[0]} is there without the study.json it belongs to: copy that too, or run the study again into another folder"
+    else:
+        way = "give a folder that `mless run` made" if _is_taken(path) else f"`mless run … --out {path}` makes one"
     return BadFolder(f"{path} holds no study.json, so it is no result folder; {way}")
+
+
+def _results_in(path: Path) -> list[Path]:
+    """Folders one level below that have a study.json."""
+    try:
+        return sorted(entry for entry in path.iterdir() if (entry / "study.json").is_file())
+    except OSError:
+        return []
 
 
 def _damaged(file: Path) -> BadFolder:

@@ -33,12 +33,15 @@ CIRCUMSTANCES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How an effect is written. A `ratio` is computed as a logarithm; anything else is shown times `factor`, in its unit."""
+    """How an effect is written. A `ratio` is computed as a logarithm; anything else is shown times `factor`, in its unit. `meaning` is a
+    sentence: what its values mean.
+    """
 
     words: str
     unit: str = ""
     ratio: bool = False
     factor: float = 1.0
+    meaning: str = ""
 
     @property
     def change(self) -> bool:
@@ -189,16 +192,20 @@ def _constant(scale: Scale) -> Callable[[str], Scale]:
 
 
 _OF_ATTENTION = ("layers", "heads")
+_EPSILON = Scale(
+    "dilution exponent ε", meaning="At 0 the question's tokens lose nothing, at 1 as much as an even spread loses."
+)
+_SHARE = Scale("retained share λ", ratio=True, meaning="At 1 nothing changed, at 0.8 the question's tokens keep 80 %.")
 READOUTS: Registry[Readout] = Registry(
     "readouts",
     "readout",
     {
         # ε first: it hardly depends on the prompts' length, so it compares models best
         "epsilon": Readout(
-            "attention", _epsilon, _only("epsilon"), _constant(Scale("dilution exponent ε")), fields=_OF_ATTENTION, by_layer=True
+            "attention", _epsilon, _only("epsilon"), _constant(_EPSILON), fields=_OF_ATTENTION, by_layer=True
         ),
         "lambda": Readout(
-            "attention", _lambda, _only("lambda"), _constant(Scale("retained share λ", ratio=True)), fields=_OF_ATTENTION, by_layer=True
+            "attention", _lambda, _only("lambda"), _constant(_SHARE), fields=_OF_ATTENTION, by_layer=True
         ),
         "activations": Readout(
             "activations",

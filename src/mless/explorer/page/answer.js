@@ -4,6 +4,8 @@ import { addressOf, go } from "./address.js";
 import { badge, list, wanted } from "./answers.js";
 import { count, plural } from "./chart.js";
 import { h } from "./dom.js";
+import { headName } from "./formats.js";
+import { elsewhere, systemText } from "./prompt.js";
 import { proofButton, showProof } from "./proof.js";
 import { ask, isExport } from "./source.js";
 
@@ -50,6 +52,21 @@ function texts(found, values) {
     left ? h("p", { class: "soft small" }, `${count(left)} characters at the end are left out here; answers.parquet has them.`) : null];
 }
 
+// Of both sides where they differ.
+function systemTexts({ prompt, prompt_against: other, condition, against }) {
+  const same = prompt.system === other.system && prompt.kind === other.kind;
+  return (same ? [systemText(prompt)] : [systemText(other, `System text, ${against}`), systemText(prompt, `System text, ${condition}`)]).filter(Boolean);
+}
+
+// The strip of the head that one came from, else of the one that shifts most.
+function toStrips(found, values) {
+  return elsewhere(found.strips.map((one) => {
+    const place = values.layer && values.head ? { layer: values.layer, head: values.head } : { layer: one.layer, head: one.head };
+    const wanted = { folder: one.folder, condition: one.condition, ...place, item: one.item };
+    return { words: `What its tokens receive, ${headName(place.layer, place.head)}${found.strips.length > 1 ? ` in ${one.name}` : ""}`, view: "strip", values: wanted, request: ["strip", { ...wanted, queries: "original" }], differs: one.differs };
+  }));
+}
+
 export const view = {
   title: "Answer",
   inside: "answers",
@@ -67,7 +84,9 @@ export const view = {
           h("span", { class: "soft" }, near.place === null ? "not in this list" : `${count(near.place)} of ${count(near.found)} in the list`), step(near.next, "after →", "next"))),
       h("p", { class: "soft" }, `${found.condition} against ${found.against}${found.own ? ` · ${found.title}` : ""}`),
       h("h2", null, "Question"), h("div", { class: "text question", tabindex: 0, "aria-label": "Question" }, found.question ?? "The question is not stored in this folder."),
+      ...systemTexts(found),
       h("p", null, "Reference answer: ", h("code", { class: "reference" }, found.reference ?? "–")));
+    place.append(toStrips(found, values) ?? "");
     if (found.samples > 1) {
       place.append(h("nav", { class: "samples", "aria-label": "Samples" }, "Sample ", Array.from({ length: found.samples }, (_one, at) =>
         h("a", { class: "button", href: addressOf("answer", { ...values, sample: at + 1 }), "aria-current": at + 1 === found.sample ? "true" : null }, at + 1))));

@@ -1,7 +1,7 @@
 // Several folders side by side, and heads' shifts against items whose answers turned.
 
 import { addressOf, go } from "./address.js";
-import { around, canvas, COLOURS, digitsFor, extent, forest, label, legend, linear, number, picture, shape, ticks, told } from "./chart.js";
+import { around, canvas, COLOURS, digitsFor, extent, forest, label, legend, linear, number, picture, readoutOf, shape, ticks, told } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { refusals } from "./forest.js";
@@ -92,6 +92,7 @@ export const view = {
   async show(place, values, tools) {
     const found = await ask("between", { folder: values.folder ?? 1, condition: values.condition, readout: values.readout, metric: values.metric });
     const set = (changes) => go("between", { ...values, ...changes });
+    const [readoutChoice, meaning] = readoutOf(found.readouts, found.readout, (readout) => set({ readout, metric: null }));
     const fit = found.folders.filter((one) => !one.why);
     const spread = fit.map((one) => Math.abs((one.all.hi ?? one.all.value) - (one.all.lo ?? one.all.value))).filter((one) => one > 0);
     const digits = Math.min(5, Math.max(1, digitsFor(spread.length ? Math.min(...spread) * 5 : 1)));
@@ -99,9 +100,9 @@ export const view = {
     const sign = { sign: found.nothing === 0 };
     place.append(h("h1", null, "Between folders"),
       h("p", { class: "soft" }, found.folders.length > 1 ? `${found.folders.length} folders measured ${found.measured}. They are put beside each other if their items and questions are the same; what else differs is named.`
-        : `Only one of the given folders measured ${found.measured}. Give mless show several folders to put them side by side.`),
+        : `Only one of the given folders measured ${found.measured}. Give mless show several folders to put them side by side.`, meaning ? ` ${meaning}` : ""),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition })),
-        !isExport() && found.readouts.length > 1 && choice("Readout", found.readouts.map((name) => [name, name]), found.readout, (readout) => set({ readout, metric: null })),
+        !isExport() && readoutChoice,
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric }))));
     const unit = found.unit ? `${found.words} (${found.unit})` : found.words;
     const rows = fit.map((one, at) => ({ label: names[at], ...one.all, colour: COLOURS[at % COLOURS.length], kind: at, words: `${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`,
@@ -117,6 +118,7 @@ export const view = {
     const other = fit.filter((one) => one.differs.length);
     if (other.length) place.append(h("h2", null, "What else differs"), h("ul", null, other.map((one) => h("li", null, h("b", null, one.name), `: ${one.differs.join("; ")}`))));
     place.append(refusals(found.folders.filter((one) => one.why)) ?? "");
+    if (found.elsewhere.length) place.append(h("p", { class: "soft small" }, `Not beside them, since they measured something else: ${found.elsewhere.map((one) => `${one.name} (${one.measured})`).join(", ")}.`));
     if (found.measured === "accuracy" && fit.length > 1 && !isExport()) {
       const first = fit[0];
       place.append(h("h2", null, "Which items one got wrong and the other not"), h("ul", null, fit.slice(1).map((one) => h("li", null,

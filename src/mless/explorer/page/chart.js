@@ -2,6 +2,7 @@
 
 import { go } from "./address.js";
 import { choice, h, svg } from "./dom.js";
+import { textWidth, titled } from "./pen.js";
 import { copying } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
 
@@ -80,10 +81,21 @@ export const VERDICT_SHAPE = { rises: "triangle", drops: "down", equivalent: "sq
 export function label(x, y, text, attributes) {
   return svg("text", { x, y, ...attributes }, text);
 }
-// A text that ends with … where it is longer than there is room.
-export function cut(text, width, size = 12) {
-  const most = Math.max(3, Math.floor(width / (size * 0.6)));
+// A text of at most so many letters; a longer one ends with ….
+export function cut(text, most) {
   return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}
+// A label in so much room. One that has to be cut says all of its text to whoever points at it.
+export function fitted(x, y, text, room, attributes, font) {
+  let shown = cut(String(text), 200);
+  while (shown.length > 2 && textWidth(shown, font) > room) shown = `${shown.replace(/…$/, "").slice(0, -1)}…`;
+  const made = label(x, y, shown, attributes);
+  if (shown !== String(text)) made.append(svg("title", null, text));
+  return made;
+}
+// The width that a column of names needs, within bounds.
+export function columnFor(names, least, most, font) {
+  return Math.min(most, Math.max(least, ...names.map((name) => Math.ceil(textWidth(name, font)) + 1)));
 }
 
 // ---- the picture with its numbers
@@ -142,17 +154,19 @@ function walked(picture) {
 }
 
 // The drawing with its colours written into it, so that it looks the same elsewhere.
-const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor"];
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"];
 function standalone(drawn, title) {
+  const [width, height] = [drawn.width.baseVal.value, drawn.height.baseVal.value];
   const copy = drawn.cloneNode(true);
-  const from = [drawn, ...drawn.querySelectorAll("*")];
-  [copy, ...copy.querySelectorAll("*")].forEach((element, at) => {
+  const from = [...drawn.querySelectorAll("*")];
+  [...copy.querySelectorAll("*")].forEach((element, at) => {
     const seen = getComputedStyle(from[at]);
     for (const name of STYLES) element.setAttribute(name, seen.getPropertyValue(name));
     for (const name of ["class", "tabindex", "role", "style", "aria-label"]) element.removeAttribute(name);
   });
-  copy.prepend(svg("title", null, title), svg("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
-  return copy;
+  const made = titled(width, height, title, getComputedStyle(document.body).backgroundColor);
+  made.inside.append(...copy.childNodes);
+  return { element: made.element, width, height: made.height };
 }
 
 // A picture that is drawn again when its width changes. `draw(width)` gives an SVG element; `rows()` the numbers as a table; `proof` is
@@ -175,10 +189,7 @@ export function picture(title, draw, rows, { caption = null, name = "picture", p
     }
   });
   look.observe(room);
-  const drawn = () => {
-    const now = room.firstElementChild;
-    return { element: standalone(now, title), width: now.width.baseVal.value, height: now.height.baseVal.value };
-  };
+  const drawn = () => standalone(room.firstElementChild, title);
   return h("figure", { class: "picture chart" },
     h("div", { class: "title" }, h("figcaption", null, title), h("div", { class: "tools" }, proofOf(proof), copying(name, drawn, rows))), room,
     caption && h("p", { class: "soft small reading" }, caption));
@@ -203,16 +214,32 @@ export function legend(entries) {
     h("li", null, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape(kind, 8, 7, 4.5, { class: `${colour}${hollow ? " hollow" : ""}` })), words)));
 }
 
-// The choice of a metric with its unit.
-export function metricChoice(view, values, metrics, metric) {
-  return choice("Metric", metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go(view, { ...values, metric: name }));
+// The metric that the address names, else the first; and a choice of it, with units.
+export function metricOf(view, values, metrics) {
+  const metric = metrics.find((one) => one.name === values.metric) ?? metrics[0];
+  return [metric, choice("Metric", metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go(view, { ...values, metric: name }))];
+}
+
+// The choice of a readout in words, and what the chosen one means.
+export function readoutOf(readouts, chosen, changed) {
+  const one = readouts.find(({ name }) => name === chosen);
+  return [readouts.length > 1 && choice("Readout", readouts.map(({ name, words }) => [name, words]), chosen, changed), one.meaning];
 }
 
 // ---- rows with intervals: the one forest that several views draw
 
+<<<<<<< HEAD
 // rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown. With `above` a row's name stands over it.
 export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true, sign = !ratio, above = false } = {}) {
   const names = above ? 14 : Math.min(width * 0.34, Math.max(70, 7.2 * Math.max(4, ...rows.map((row) => (row.label ?? "").length))) + 18);
+=======
+// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown.
+export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true } = {}) {
+  const wanted = columnFor(rows.filter((row) => !row.heading).map((row) => row.label ?? ""), 50, Infinity) + 16;
+  // Where names would take more than a third of a narrow picture, each stands above its line, with its numbers.
+  const above = wanted > width * 0.34 && width <= 640;
+  const names = above ? 12 : Math.min(width * 0.34, wanted);
+>>>>>>> w-see
   const words = right && width > 640 ? 210 : 0;
   const line = above ? 42 : 26;
   const height = rows.length * line + 46;
@@ -234,13 +261,27 @@ export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio
   drawn.append(svg("line", { x1: x(place(nothing)), x2: x(place(nothing)), y1: 4, y2: bottom, class: "axis" }));
   if (unit) drawn.append(label((names + width - words) / 2, bottom + 34, unit, { class: "tick", "text-anchor": "middle" }));
   rows.forEach((row, at) => {
+<<<<<<< HEAD
     let y = at * line + line / 2 + 4;
+=======
+    const top = at * line + 4;
+    const y = above ? top + 31 : top + line / 2;
+>>>>>>> w-see
     if (row.heading) {
-      drawn.append(label(2, y + 4, cut(row.label, width - 20), { class: "heading" }));
+      drawn.append(fitted(2, y + 4, row.label, width - 20, { class: "heading" }, { weight: 650 }));
       return;
     }
+<<<<<<< HEAD
     const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }),
       above ? [svg("rect", { x: 0, y: y - 15, width: Math.min(width, 7 * row.label.length), height: 14, class: "ground" }), label(2, y - 4, cut(row.label, width - 8), { class: "name" })] : label(names - 12, y + 4, cut(row.label, names - 16), { class: "name", "text-anchor": "end" }));
+=======
+    const group = svg("g", null, svg("rect", { x: 0, y: top, width, height: line, class: "hit" }));
+    if (above) {
+      const room = width - 8 - textWidth(row.label) - textWidth(row.words ?? "", { size: 11.5 });
+      group.append(fitted(4, top + 16, row.label, width - 8, { class: "name halo" }));
+      if (right && row.words && room > 12) group.append(label(width - 4, top + 16, row.words, { class: "words halo", "text-anchor": "end" }));
+    } else group.append(fitted(names - 12, y + 4, row.label, names - 14, { class: "name", "text-anchor": "end" }));
+>>>>>>> w-see
     const colour = row.colour ?? "c1";
     if (above) y += 9;
     if (row.lo !== null && row.lo !== undefined && row.hi !== null && row.hi !== undefined) {

@@ -64,10 +64,11 @@ export function choice(label, options, chosen, changed, attributes) {
   return h("label", { class: "choice" }, h("span", null, label), select);
 }
 
-// A small table. `columns` are [heading, numeric] pairs; cells are texts or elements.
+// A small table. `columns` are [heading, numeric] pairs; cells are texts or elements. A broad one is a list of rows on a phone, each cell with its heading.
 export function table(caption, columns, rows, attributes) {
-  return h("div", { class: "wide" }, h("table", attributes,
+  const kind = [attributes?.class, columns.length > 4 ? "broad" : null].filter(Boolean).join(" ");
+  return h("div", { class: "wide" }, h("table", { ...attributes, class: kind || null },
     caption && h("caption", null, caption),
     h("thead", null, h("tr", null, columns.map(([name, numeric]) => h("th", { scope: "col", class: numeric ? "n" : null }, name)))),
-    byKeys(h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: columns[at][1] ? "n" : null }, cell))))))));
+    byKeys(h("tbody", null, rows.map((row) => h("tr", null, row.map((cell, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: columns[at][1] ? "n" : null, "data-name": at ? columns[at][0] : null }, cell))))))));
 }

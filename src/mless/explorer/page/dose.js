@@ -1,6 +1,6 @@
 // How much filler, and where: Δ by length, a line for each place, a panel for each filler.
 
-import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told } from "./chart.js";
+import { around, canvas, COLOURS, digitsFor, extent, label, legend, linear, metricOf, number, picture, plural, shape, ticks, times, told } from "./chart.js";
 import { h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { ask } from "./source.js";
@@ -48,14 +48,14 @@ function panel(width, points, tests, metric, reach, digits) {
     for (const row of curve) {
       const sure = row.p_adjusted !== null && row.p_adjusted <= 0.05;
       const mark = svg("g", null, svg("circle", { cx: x(at(row.length)), cy: y(times(row.delta, by)), r: 11, class: "hit" }), shape(kind, x(at(row.length)), y(times(row.delta, by)), 4.2, { class: `${colour}${sure ? "" : " hollow"}` }));
-      drawn.append(told(mark, [`${row.filler}, ${row.length} tokens ${row.placement}`, `Δ ${metric.name} ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`,
+      drawn.append(told(mark, [`${row.filler}, ${plural(row.length, "token")} ${row.placement}`, `Δ ${metric.name} ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`,
         row.lo_all === null ? null : `for all lengths at once${around(times(row.lo_all, by), times(row.hi_all, by), digits, { sign: true })}`, `${pWords(row.p)}; after Holm ${pWords(row.p_adjusted)}`, `${row.n} items`, row.skewed && "a few items decide this point"]));
     }
     const test = tests.find((one) => one.placement === places[n] && one.chosen && one.test_delta !== null);
     if (test) {
       const px = x(at(test.best_length)) + 9;
       const star = svg("g", null, test.test_lo !== null && svg("line", { x1: px, x2: px, y1: y(times(test.test_lo, by)), y2: y(times(test.test_hi, by)), class: "whisker ink" }), shape("cross", px, y(times(test.test_delta, by)), 5.5, { class: "ink" }));
-      drawn.append(told(star, [`best on the dev items: ${test.best_length} tokens ${test.placement}`, `on the other ${test.test_n} items Δ ${number(times(test.test_delta, by), digits, { sign: true })}${around(times(test.test_lo, by), times(test.test_hi, by), digits, { sign: true })}`, pWords(test.test_p)]));
+      drawn.append(told(star, [`best on the dev items: ${plural(test.best_length, "token")} ${test.placement}`, `on the other ${test.test_n} items Δ ${number(times(test.test_delta, by), digits, { sign: true })}${around(times(test.test_lo, by), times(test.test_hi, by), digits, { sign: true })}`, pWords(test.test_p)]));
     }
   });
   return drawn;
@@ -66,7 +66,7 @@ export const view = {
   about: "How much filler, and where",
   async show(place, values) {
     const found = await ask("dose", { folder: values.folder ?? 1 });
-    const metric = found.metrics.find((one) => one.name === values.metric) ?? found.metrics[0];
+    const [metric, metricChoice] = metricOf("dose", values, found.metrics);
     const points = found.points.filter((row) => row.metric === metric.name);
     const tests = found.tests.filter((row) => row.metric === metric.name);
     const by = metric.by;
@@ -76,7 +76,7 @@ export const view = {
     const fillers = [...new Set(points.map((row) => row.filler))];
     const places = [...new Set(points.map((row) => row.placement))];
     place.append(h("h1", null, `Dose: ${found.title}`), h("p", { class: "soft" }, "Mean change against no filler, by the filler's length. Bands hold for all lengths of a line at once."),
-      h("div", { class: "choices" }, metricChoice("dose", values, found.metrics, metric)),
+      h("div", { class: "choices" }, metricChoice),
       legend([...places.map((name) => ({ ...styleOf(name), words: name })), { kind: "circle", colour: "ink", words: "filled: p ≤ 0.05 after Holm" }, { kind: "circle", colour: "ink", hollow: true, words: "hollow: not" }, { kind: "cross", colour: "ink", words: "best on dev items: Δ of the others" }]),
       h("div", { class: "panels" }, fillers.map((filler) => {
         const own = points.filter((row) => row.filler === filler);

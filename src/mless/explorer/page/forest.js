@@ -1,7 +1,7 @@
 // One effect in several models: `mless compare` as a live picture.
 
 import { go } from "./address.js";
-import { around, digitsFor, forest, number, picture } from "./chart.js";
+import { around, digitsFor, forest, number, picture, readoutOf } from "./chart.js";
 import { choice, h, put } from "./dom.js";
 import { pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
@@ -45,9 +45,10 @@ export const view = {
     const spread = found.blocks.flatMap((block) => block.rows.map((row) => Math.abs((row.hi ?? row.value) - (row.lo ?? row.value)))).filter((one) => one > 0);
     const digits = Math.min(5, Math.max(1, digitsFor(spread.length ? Math.min(...spread) * 5 : 1)));
     const rows = lines(found, digits);
+    const [readoutChoice, meaning] = readoutOf(found.readouts, found.readout, (readout) => set({ readout, metric: null }));
     put(place, h("h1", null, "Forest of models"),
-      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give mless show the folders of several models to compare them."}`),
-      h("div", { class: "choices" }, found.readouts.length > 1 && choice("Readout", found.readouts.map((name) => [name, name]), found.readout, (readout) => set({ readout, metric: null })),
+      h("p", { class: "soft" }, `${found.words}; ${found.task}, ${found.items} items. ${meaning ? `${meaning} ` : ""}${found.models > 1 ? "Squares: one model each with its 95 % interval over items, larger the more it weighs. Diamond: the random-effects mean." : "One model: nothing is pooled. Give mless show the folders of several models to compare them."}`),
+      h("div", { class: "choices" }, readoutChoice,
         !isExport() && choice("Condition", [["all", "all"], ...found.conditions.map((name) => [name, name])], found.condition, (condition) => set({ condition })),
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric })),
         !isExport() && found.layers && choice("Layer", [["", "all"], ...found.layers.map((one) => [one, one])], found.layer ?? "", (layer) => set({ layer: layer || null }))),

@@ -19,6 +19,12 @@ export function interval(lo, hi, digits = 2) {
   return missing(lo) || missing(hi) ? "" : ` [${fixed(lo, digits)}, ${fixed(hi, digits)}]`;
 }
 
+// What is to be said where an interval of a mean passes all of its items, which happens where they are few.
+export function beyondItems(n, lo, hi, least, most) {
+  if ([lo, hi, least, most].some(missing) || (lo >= least && hi <= most)) return null;
+  return `The 95 % interval reaches beyond all ${n} items: it says where the mean of many such items may lie, and so few leave that wide open.`;
+}
+
 export function pValue(p) {
   if (missing(p)) return "–";
   return p < 0.001 ? "< 0.001" : p < 0.1 ? p.toFixed(3) : p.toFixed(2);

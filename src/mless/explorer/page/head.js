@@ -2,19 +2,34 @@
 
 import { addressOf, go } from "./address.js";
 import { byKeys, choice, clear, h } from "./dom.js";
-import { fixed, headName, interval, pWords, short } from "./formats.js";
+import { beyondItems, fixed, headName, interval, pWords, short } from "./formats.js";
+import { textWidth } from "./pen.js";
 import { picture } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
 import { ink, linear, quantile, ticks } from "./scales.js";
 import { ask } from "./source.js";
 
 const HEIGHT = 300;
+const LEFT = 58;
 const ROWS = 100;
 const ROLES = { without: ["without filler", "none", []], with: ["with filler", "with", []], text: ["natural text of the same length", "text", [5, 4]] };
 
+// Where the entries of the legend stand: side by side, on a further line where there is no room.
+function legendOf(roles, width) {
+  let [x, y] = [LEFT, 16];
+  return roles.map((role) => {
+    const wide = 26 + textWidth(ROLES[role][0]);
+    if (x > LEFT && x + wide > width - 4) [x, y] = [LEFT, y + 18];
+    const place = { role, x, y };
+    x += wide + 18;
+    return place;
+  });
+}
+
 function drawCurves(pen, width, found, cursor) {
   const [text, soft, line] = [ink("ink"), ink("soft"), ink("line")];
-  const box = { left: 58, right: width - 12, top: 34, low: HEIGHT - 44 };
+  const entries = legendOf(Object.keys(found.curves), width);
+  const box = { left: LEFT, right: width - 12, top: entries[entries.length - 1].y + 18, low: HEIGHT - 44 };
   const longest = Math.max(...Object.values(found.curves).map((one) => one.mean.length), 1);
   const tops = Object.values(found.curves).flatMap((one) => one.hi.map((hi, at) => hi ?? one.mean[at])).filter((one) => one !== null);
   const top = Math.max(quantile(tops, 0.995) * 1.15, 1e-9);
@@ -27,10 +42,10 @@ function drawCurves(pen, width, found, cursor) {
   for (const tick of ticks(found.first, found.first + longest - 1, Math.max(3, width / 110))) {
     if (Number.isInteger(tick)) pen.text(x(tick), box.low + 17, String(tick), { size: 11, anchor: "middle", fill: soft });
   }
-  pen.text((box.left + box.right) / 2, HEIGHT - 8, "position among the original tokens", { size: 12, anchor: "middle", fill: soft });
+  pen.text((box.left + box.right) / 2, HEIGHT - 8, "position among the original tokens (from 0)", { size: 12, anchor: "middle", fill: soft });
   pen.text(14, (box.top + box.low) / 2, "attention received", { size: 12, anchor: "middle", fill: soft, turn: -90 });
-  let at = box.left;
-  for (const [role, curve] of Object.entries(found.curves)) {
+  for (const { role, x: at, y: high } of entries) {
+    const curve = found.curves[role];
     const [words, name, dash] = ROLES[role];
     const colour = ink(name);
     const clip = (value) => Math.max(box.top - 6, y(value));
@@ -39,11 +54,10 @@ function drawCurves(pen, width, found, cursor) {
       pen.area([...known.map((i) => [x(found.first + i), clip(curve.hi[i])]), ...known.reverse().map((i) => [x(found.first + i), Math.min(clip(curve.lo[i]), box.low)])], colour, 0.16);
     }
     pen.line(curve.mean.map((value, i) => (value === null ? null : [x(found.first + i), clip(value)])), colour, role === "text" ? 1.2 : 1.7, dash);
-    pen.line([[at, 16], [at + 20, 16]], colour, 2, dash);
-    pen.text(at + 26, 20, width < 480 ? words.replace(" of the same length", "") : words, { size: 12, fill: text });
-    at += 44 + words.length * (width < 480 ? 5.2 : 6.4);
+    pen.line([[at, high], [at + 20, high]], colour, 2, dash);
+    pen.text(at + 26, high + 4, words, { size: 12, fill: text });
   }
-  if (cursor !== null) pen.line([[x(cursor), box.top], [x(cursor), box.low]], ink("mark"), 1);
+  if (pen.live && cursor !== null) pen.line([[x(cursor), box.top], [x(cursor), box.low]], ink("mark"), 1);
   return { box, x, longest };
 }
 
@@ -72,6 +86,9 @@ export const view = {
         ["p (Holm)", pWords(cell("p_adjusted")).replace(/^p (= )?/, "")], ["dilution exponent ε", `${fixed(cell("epsilon"))}${interval(cell("epsilon_lo"), cell("epsilon_hi"))}`],
         ["uniform dilution", fixed(cell("uniform"), 3)], beside === null || beside === undefined ? null : ["natural text", fixed(beside, 3)]]
         .filter(Boolean).map(([name, value]) => h("div", null, h("span", null, name), h("b", null, value))));
+
+    const own = found.shifts?.retained.filter((value) => value !== null) ?? [];
+    const wide = own.length ? beyondItems(own.length, cell("lo"), cell("hi"), Math.min(...own), Math.max(...own)) : null;
 
     const choices = h("div", { class: "choices" },
       choice("condition", map.conditions.map((other) => [other.name, other.label]), condition, (value) => go("head", to({ condition: value }))),
@@ -176,7 +193,7 @@ export const view = {
       };
       const search = h("input", { type: "search", placeholder: "find an item", "aria-label": "Find an item", oninput: () => { wanted = search.value.toLowerCase(); draw(); } });
       draw();
-      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt")),
+      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt. λ: retained share; ε: dilution exponent; uniform: the λ of an even spread")),
         h("div", { class: "wide" }, h("table", { class: "items" }, h("thead", null, h("tr", null, columns.map(([words, name]) => h("th", { scope: "col", class: name === "item" ? null : "n" },
           name === null ? words : h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, words))))), body)), note);
     } else {
@@ -184,7 +201,7 @@ export const view = {
     }
 
     place.append(h("p", { class: "crumbs" }, h("a", { href: addressOf(...view.up(state)) }, "Map"), " › ", headName(layer, head), ` · ${cell("n_items") ?? found.items} items`),
-      h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, curves, items);
+      h("h1", null, `${headName(layer, head)} under ${one?.label ?? condition}`), choices, summary, wide ? h("p", { class: "soft small" }, wide) : "", curves, items);
 
     const keys = (event) => {
       if (document.querySelector("dialog[open]") || event.target.closest?.("canvas, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -2,9 +2,9 @@
 
 import { addressOf, go } from "./address.js";
 import { everyRow, pager } from "./answers.js";
-import { around, digitsFor, forest, legend, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
+import { around, digitsFor, forest, legend, metricOf, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, put, table } from "./dom.js";
-import { pValue, pWords } from "./formats.js";
+import { beyondItems, pValue, pWords } from "./formats.js";
 import { ask, isExport } from "./source.js";
 
 export const VERDICT_COLOUR = { rises: "up", drops: "down", equivalent: "same", undecided: "open" };
@@ -53,6 +53,8 @@ function effects(found, metric, values) {
     ...rows.map((row) => [row.condition, row.metric, row.n, row.none, row.value, row.delta, row.lo, row.hi, row.p, row.p_adjusted, row.mde, row.verdict])];
   const tested = rows.filter((row) => row.p_adjusted !== null);
   const fewest = Math.min(...tested.map((row) => row.n));
+  const mine = rows.find((row) => row.condition === found.condition);
+  const wide = found.limits && mine ? beyondItems(mine.n, mine.lo, mine.hi, ...found.limits) : null;
   const band = margin ? [-margin * by, margin * by] : null;
   return h("div", null,
     picture(`Δ ${metric.name}: ${metric.words}`, (width) => forest(width, lines, { band, unit: `Δ ${metric.unit}` }), cells, {
@@ -65,6 +67,7 @@ function effects(found, metric, values) {
       rows.map((row) => [row.condition, number(shown(row.none), digits), number(shown(row.value), digits), `${say(row.delta)}${around(shown(row.lo), shown(row.hi), digits, { sign: true })}`, pValue(row.p), pValue(row.p_adjusted),
         row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"])),
       h("p", { class: "soft small" }, `p: against none.${found.control ? " Holm's p is of the larger of two: against none, and against the A/A control." : ""} It is over the conditions of this metric.`)),
+    wide && h("p", { class: "soft" }, wide),
     tested.length && 2 ** (1 - fewest) * tested.length > 0.05 ? h("p", { class: "soft" }, `With ${fewest} items and ${tested.length} conditions no p can come to 0.05 after Holm, however large the change: more items are needed.`) : null);
 }
 
@@ -88,7 +91,7 @@ function ranked(found, metric, values) {
     h("div", { class: "choices" },
       h("form", { class: "search", role: "search", onsubmit: (event) => { event.preventDefault(); set({ search: search.value.trim() || null }); } }, search, h("button", { class: "button", type: "submit" }, "Search")),
       choice("Order", SORTS, found.sort, (sort) => set({ sort: sort === "rises" ? null : sort }))),
-    found.rows.length ? table(`${plural(found.found, "item")}. Open one to see Δ along its text.`, [["item"], ["none", true], ["with", true], [`Δ ${metric.unit}`, true], ["tokens", true]], rows, { class: "ranked" })
+    found.rows.length ? table(`${plural(found.found, "item")}. Open one to see ${found.solutions ? "Δ along its solution" : "what was scored"}.`, [["item"], ["none", true], ["with", true], [`Δ ${metric.unit}`, true], ["tokens", true]], rows, { class: "ranked" })
       : h("p", { class: "empty" }, "No item fits."));
 
 }
@@ -99,11 +102,11 @@ export const view = {
   keys: [["/", "search the items"]],
   async show(place, values) {
     const found = await list(values);
-    const metric = found.metrics.find((one) => one.name === found.metric);
+    const [metric, metricChoice] = metricOf("likelihood", { ...values, page: null, condition: found.condition, metric: found.metric }, found.metrics);
     const set = (changes) => go("likelihood", { ...values, page: null, ...changes });
     put(place, h("h1", null, `Likelihood: ${found.title}`),
-      h("p", { class: "soft" }, "Log-probabilities of the reference solution and answer, against none. Nothing is generated."),
-      h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, one.name]), found.metric, (name) => set({ metric: name, condition: found.condition })),
+      h("p", { class: "soft" }, `Log-probabilities of ${found.scored}, against none. Nothing is generated.`),
+      h("div", { class: "choices" }, metricChoice,
         choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition, metric: found.metric }))),
       effects(found, metric, values), ranked(found, metric, values), pager("likelihood", values, found));
     const onKey = (event) => {

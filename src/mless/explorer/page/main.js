@@ -95,7 +95,7 @@ function shownViews() {
 function drawMenu(view, values) {
   const top = VIEWS[view]?.inside ?? view;
   clear(menu, shownViews().map((name) =>
-    h("a", { href: addressOf(name, { folder: folderOf(name, values.folder) ?? values.folder }), "aria-current": name === top ? "page" : null }, VIEWS[name].title)));
+    h("a", { href: addressOf(name, { folder: folderOf(name, values.folder) ?? values.folder }), "aria-current": name === top ? "page" : null, title: VIEWS[name].about }, VIEWS[name].title)));
   clear(chooser);
   if (folders.length > 1 && view !== "start") {
     const select = h("select", { "aria-label": "Result folder", onchange: () => go(VIEWS[view]?.inside ?? view, { folder: select.value }) },

@@ -12,16 +12,17 @@ const TOP = 40;
 const LEFT = 34;
 const GAP = 26;
 const LEGEND = 46;
+const BESIDE = 520; // where it is narrower, what the dots mean stands below the scale
 
 // What a cell's colour says: its value, where that lies on the scale, and the ends of the scale.
 function measureOf(name, found, mass) {
   if (name === "retained") {
     return { words: "retained share λ", value: (part, at) => part.retained[at], place: (value) => Math.log(value) / Math.log(2), colour: diverging,
-      ends: [[-1, "0.5"], [0, "1"], [1, "2"]] };
+      ends: [[-1, "0.5 or less"], [0, "1"], [1, "2 or more"]] };
   }
   if (name === "epsilon") {
     return { words: "dilution exponent ε", value: (part, at) => part.epsilon[at], place: (value) => -value / 1.5, colour: diverging,
-      ends: [[-1, "1.5"], [-2 / 3, "1"], [0, "0"], [1, "−1.5"]] };
+      ends: [[-1, "1.5 or more"], [-2 / 3, "1"], [0, "0"], [1, "−1.5 or less"]] };
   }
   if (name === "difference") {
     const all = found.conditions.flatMap((one) => one.heads.difference).filter((one) => one !== null).map(Math.abs);
@@ -43,11 +44,12 @@ function layout(width, panels, layers, columns) {
   const tall = Math.max(8, Math.min(18, wide));
   const height = TOP + layers * tall + 20;
   return { across, wide, tall, height, at: (panel) => [(panel % across) * (each + GAP), Math.floor(panel / across) * height],
-    total: Math.ceil(panels / across) * height + LEGEND };
+    total: Math.ceil(panels / across) * height + LEGEND + (width > BESIDE ? 0 : 18) };
 }
 
 export const view = {
   title: "Map",
+  about: "Every layer and head, one panel a condition",
   keys: [["arrows", "move from cell to cell, and on to the next panel"], ["Enter", "open the head"], ["p", "proof of the marked cell"]],
   up: () => ["start", {}],
   async show(place, state, tools) {
@@ -115,18 +117,19 @@ export const view = {
           });
         });
         const [x, y] = where.at(cursor.panel);
-        pen.frame(x + left(where, cursor.column) - 1, y + TOP + cursor.row * where.tall - 1, where.wide + 1, where.tall + 1, mark, 2);
-        const low = where.total - LEGEND + 8;
-        const wide = Math.min(220, width - LEFT - 10);
+        if (pen.live) pen.frame(x + left(where, cursor.column) - 1, y + TOP + cursor.row * where.tall - 1, where.wide + 1, where.tall + 1, mark, 2);
+        const low = where.total - LEGEND - (width > BESIDE ? 0 : 18) + 8;
+        const wide = Math.min(240, width - 2 * LEFT);
         const ends = measure.ends.map(([at]) => at);
         const [lo, hi] = [Math.min(...ends), Math.max(...ends)];
         for (let at = 0; at < wide; at += 2) pen.rect(LEFT + at, low, 2.5, 10, measure.colour(lo + ((hi - lo) * at) / wide));
         for (const [at, words] of measure.ends) {
           pen.text(LEFT + ((at - lo) / (hi - lo)) * wide, low + 23, words, { size: 10, anchor: "middle", fill: soft });
         }
-        if (!byMass && width > 420) {
-          pen.dot(LEFT + wide + 24, low + 5, 1.8, text);
-          pen.text(LEFT + wide + 32, low + 9, "drops or rises, by its interval", { size: 11, fill: soft });
+        if (!byMass) {
+          const [dx, dy] = width > BESIDE ? [LEFT + wide + 38, low + 5] : [LEFT, low + 40];
+          pen.dot(dx, dy, 1.8, text);
+          pen.text(dx + 8, dy + 4, "drops or rises, by its interval", { size: 11, fill: soft });
         }
       },
       rows: () => [["condition", "layer", heads ? "head" : "tokens", measure.words, "lo", "hi", "p_adjusted", "verdict"],
@@ -156,8 +159,8 @@ export const view = {
       }
       const beside = one.beside ? found.conditions.find((other) => other.name === "random") : null;
       const text = beside && (column === 0 && wholeLayers ? beside.layers : beside.heads).retained[at];
-      return [h("b", null, `${one.label}, ${headName(layer, column)}`), ` · retained share ${fixed(from.retained[at], 3)}${interval(from.lo[at], from.hi[at], 3)} · `,
-        h("span", { class: verdict }, verdict), ` · Holm ${pWords(from.p_adjusted[at])} · ε ${fixed(from.epsilon[at])}${interval(from.epsilon_lo[at], from.epsilon_hi[at])} · uniform dilution ${fixed(from.uniform[at])}`,
+      return [h("b", null, `${one.label}, ${headName(layer, column)}`), ` · retained share λ ${fixed(from.retained[at], 3)}${interval(from.lo[at], from.hi[at], 3)} · `,
+        h("span", { class: verdict }, verdict), ` · Holm ${pWords(from.p_adjusted[at])} · dilution exponent ε ${fixed(from.epsilon[at])}${interval(from.epsilon_lo[at], from.epsilon_hi[at])} · uniform dilution ${fixed(from.uniform[at])}`,
         text === null || text === undefined ? "" : ` · natural text ${fixed(text)}`, ` · ${from.n_items[at]} items`];
     }
 
@@ -229,7 +232,7 @@ export const view = {
       h("p", { class: "soft" }, byMass
         ? "One panel a condition, one cell a head: which share of the original tokens' attention goes there, mean over items. Bluer is more."
         : heads
-          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more."
+          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more. Retained share λ: 1 is no change, 0.8 keeps 80 %. Dilution exponent ε: 0 is nothing lost, 1 as much as an even spread loses."
           : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
       h("div", { class: "choices" }, choices), readout, pic.element);
     place.addEventListener("placed", () => pic.canvas.focus({ preventScroll: true }));

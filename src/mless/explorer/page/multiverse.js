@@ -1,7 +1,7 @@
 // The specification curve: one comparison in every specification, sorted by Δ, above a matrix of the settings.
 
 import { go } from "./address.js";
-import { around, canvas, cut, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told, VERDICT_SHAPE } from "./chart.js";
+import { around, canvas, columnFor, digitsFor, extent, fitted, label, legend, linear, metricOf, number, picture, shape, ticks, times, told, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
@@ -10,10 +10,11 @@ import { ask } from "./source.js";
 function draw(width, curve, metric, settings, digits) {
   const by = metric.by;
   const rows = curve.rows;
-  const left = Math.min(150, Math.max(84, width * 0.22));
   const tall = 190;
   const line = 15;
   const lines = Object.entries(curve.varied).flatMap(([name, values]) => [{ heading: settings[name] ?? name }, ...values.map((value) => ({ name, value }))]);
+  const font = { size: 11, weight: 650 };
+  const left = columnFor(lines.map((one) => one.heading ?? String(one.value)), 60, width * 0.4, font) + 12;
   const height = tall + lines.length * line + 18;
   const x = linear([-0.7, rows.length - 0.3], [left, width - 8]);
   const reach = extent(rows.flatMap((row) => [times(row.delta, by), times(row.lo, by), times(row.hi, by)]), { zero: 0 });
@@ -26,7 +27,7 @@ function draw(width, curve, metric, settings, digits) {
   drawn.append(svg("line", { x1: left, x2: width - 6, y1: y(median), y2: y(median), class: "dashed" }));
   lines.forEach((one, at) => {
     const place = tall + at * line + 10;
-    drawn.append(label(left - 8, place + 4, cut(one.heading ?? one.value, left - 12, 11), { class: one.heading ? "heading small" : "tick", "text-anchor": "end" }));
+    drawn.append(fitted(left - 8, place + 4, one.heading ?? one.value, left - 10, { class: one.heading ? "heading small" : "tick", "text-anchor": "end" }, font));
     if (!one.heading) drawn.append(svg("line", { x1: left, x2: width - 6, y1: place, y2: place, class: "grid" }));
   });
   rows.forEach((row, at) => {
@@ -50,7 +51,7 @@ export const view = {
     const found = await ask("multiverse", { folder: values.folder ?? 1 });
     const condition = found.conditions.includes(values.condition) ? values.condition : found.conditions[0];
     const there = found.metrics.filter((one) => found.curves.some((curve) => curve.condition === condition && curve.metric === one.name));
-    const metric = there.find((one) => one.name === values.metric) ?? there[0];
+    const [metric, metricChoice] = metricOf("multiverse", values, there);
     const curve = found.curves.find((one) => one.condition === condition && one.metric === metric.name);
     const by = metric.by;
     const digits = Math.min(5, digitsFor(Math.max(...curve.rows.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
@@ -58,7 +59,7 @@ export const view = {
     place.append(h("h1", null, `Multiverse: ${found.title}`),
       h("p", { class: "soft" }, "Each mark is one specification, with its 95 % interval over items, sorted. The squares below say which value of each setting it has. A setting that decides has its squares of one value on one side."),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), condition, (name) => go("multiverse", { ...values, condition: name })),
-        metricChoice("multiverse", values, there, metric)),
+        metricChoice),
       h("div", { class: "verdict" }, h("p", null, `${condition}, ${metric.name}: ${curve.words}.`), h("p", null, `Median Δ ${number(times(curve.test.median, by), digits, { sign: true })} ${metric.unit} (${pWords(curve.test.p_median)}); so many one way: ${pWords(curve.test.p_either)}.`)),
       legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word }))),
       picture(`${condition}: Δ ${metric.name} in ${curve.rows.length} specifications`, (width) => draw(width, curve, metric, found.settings, digits), () => [["specification", "condition", "metric", ...Object.keys(curve.varied), "n", "delta", "lo", "hi", "p", "verdict"],

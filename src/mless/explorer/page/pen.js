@@ -2,11 +2,40 @@
 
 import { svg } from "./dom.js";
 import { visible } from "./formats.js";
+import { ink } from "./scales.js";
 
 const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
-export const MONO = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "Noto Sans Mono", monospace';
+const MONO = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "Noto Sans Mono", monospace';
 
+// How wide a text is on the screen.
+const ruler = document.createElement("canvas").getContext("2d");
+export function textWidth(words, { size = 12, weight = 400, mono = false } = {}) {
+  ruler.font = `${weight} ${size}px ${mono ? MONO : SANS}`;
+  return ruler.measureText(visible(String(words))).width;
+}
+
+// A picture that is copied stands alone, so its title is in it, above the drawing. `inside` is where the drawing goes.
+const HEADING = { size: 13, weight: 600 };
+export function titled(width, height, title, background) {
+  const lines = [];
+  for (const word of title.split(" ")) {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    if (lines.length && textWidth(longer, HEADING) <= width - 16) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  const top = lines.length * 18 + 12;
+  const inside = svg("g", { transform: `translate(0 ${top})` });
+  const all = height + top;
+  const element = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: all, viewBox: `0 0 ${width} ${all}`, role: "img" }, svg("title", null, title),
+    svg("rect", { width, height: all, fill: background }),
+    lines.map((line, at) => svg("text", { x: 8, y: 20 + at * 18, "font-family": SANS, "font-size": HEADING.size, "font-weight": HEADING.weight, fill: ink("ink") }, line)), inside);
+  return { element, inside, height: all };
+}
+
+// `live`: on the screen, where the place that is pointed at is marked. A copy has no such mark.
 export class CanvasPen {
+  live = true;
+
   constructor(canvas, width, height) {
     const ratio = devicePixelRatio || 1;
     canvas.width = Math.round(width * ratio);
@@ -78,17 +107,18 @@ export class CanvasPen {
 }
 
 export class SvgPen {
+  live = false;
+
   constructor(width, height, title, background) {
-    this.element = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
-      svg("title", null, title), svg("rect", { width, height, fill: background }));
+    Object.assign(this, titled(width, height, title, background));
   }
 
   rect(x, y, width, height, fill) {
-    this.element.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill }));
+    this.inside.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill }));
   }
 
   frame(x, y, width, height, stroke, thick = 2) {
-    this.element.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill: "none", stroke, "stroke-width": thick }));
+    this.inside.append(svg("rect", { x: r(x), y: r(y), width: r(width), height: r(height), fill: "none", stroke, "stroke-width": thick }));
   }
 
   line(points, stroke, thick = 1.5, dash = []) {
@@ -101,19 +131,19 @@ export class SvgPen {
         drawn = true;
       }
     }
-    if (path) this.element.append(svg("path", { d: path, fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.length ? dash.join(" ") : null }));
+    if (path) this.inside.append(svg("path", { d: path, fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.length ? dash.join(" ") : null }));
   }
 
   area(points, fill, opacity) {
-    if (points.length) this.element.append(svg("path", { d: points.map(([x, y], at) => `${at ? "L" : "M"}${r(x)} ${r(y)}`).join("") + "Z", fill, "fill-opacity": opacity }));
+    if (points.length) this.inside.append(svg("path", { d: points.map(([x, y], at) => `${at ? "L" : "M"}${r(x)} ${r(y)}`).join("") + "Z", fill, "fill-opacity": opacity }));
   }
 
   dot(x, y, radius, fill) {
-    this.element.append(svg("circle", { cx: r(x), cy: r(y), r: radius, fill }));
+    this.inside.append(svg("circle", { cx: r(x), cy: r(y), r: radius, fill }));
   }
 
   text(x, y, words, { anchor = "start", size = 12, fill = "#000", weight = 400, mono = false, turn = 0 } = {}) {
-    this.element.append(svg("text", {
+    this.inside.append(svg("text", {
       x: r(x), y: r(y), "text-anchor": anchor, "font-size": size, "font-weight": weight, "font-family": mono ? MONO : SANS, fill,
       "xml:space": "preserve", transform: turn ? `rotate(${turn} ${r(x)} ${r(y)})` : null,
     }, words));

@@ -84,7 +84,7 @@ export function picture({ title, name, size, draw, rows, label, attributes }) {
     const wide = width || 900;
     const pen = new SvgPen(wide, size(wide), title, ink("page"));
     draw(pen, wide);
-    return { element: pen.element, width: wide, height: size(wide) };
+    return { element: pen.element, width: wide, height: pen.height };
   };
   const watch = new ResizeObserver(() => {
     const now = Math.floor(frame.clientWidth);

@@ -1,6 +1,6 @@
 // Named fillers among arbitrary edits: a dot for each edit, the fillers below.
 
-import { around, canvas, COLOURS, cut, digitsFor, extent, label, legend, linear, metricChoice, number, picture, shape, ticks, times, told } from "./chart.js";
+import { around, canvas, columnFor, COLOURS, cut, digitsFor, extent, fitted, label, legend, linear, metricOf, number, picture, shape, ticks, times, told } from "./chart.js";
 import { h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { VERDICT_COLOUR } from "./likelihood.js";
@@ -10,7 +10,8 @@ const DOT = 9;
 
 function draw(width, edits, fillers, metric, kinds, digits, said) {
   const by = metric.by;
-  const names = Math.min(150, width * 0.28);
+  const MEAN = "mean of the edits";
+  const names = columnFor([MEAN, ...fillers.map((row) => row.condition)], 60, width * 0.4 - 16) + 16;
   const ends = fillers.flatMap((row) => [row.delta, row.delta_lo, row.delta_hi, row.edits_lo, row.edits_hi]).concat(edits.map((row) => row.delta));
   const reach = extent(ends.map((one) => (one === null ? null : one * by)), { zero: 0 });
   const x = linear(reach, [names, width - 14]);
@@ -29,21 +30,21 @@ function draw(width, edits, fillers, metric, kinds, digits, said) {
     drawn.append(svg("line", { x1: x(value), x2: x(value), y1: 4, y2: bottom, class: "grid" }), label(x(value), bottom + 15, number(value, ends2, { sign: true }), { class: "tick", "text-anchor": "middle" }));
   }
   drawn.append(svg("line", { x1: x(0), x2: x(0), y1: 4, y2: bottom, class: "axis" }), label((names + width) / 2, bottom + 33, `Δ ${metric.name}, ${metric.unit}`, { class: "tick", "text-anchor": "middle" }),
-    label(names - 12, top - 2, cut(`${edits.length} edits`, names), { class: "name", "text-anchor": "end" }));
+    label(names - 12, top - 2, `${edits.length} edits`, { class: "name", "text-anchor": "end" }));
   for (const [row, place] of dots) {
     const at = kinds.indexOf(row.kind);
     const mark = shape(at, x(times(row.delta, by)), top - place * DOT + 3, 3.9, { class: COLOURS[at % COLOURS.length] });
-    drawn.append(told(mark, [`an edit: ${said[row.kind] ?? row.kind}`, `Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`, `text: ${JSON.stringify(cut(row.text, 340))}`]));
+    drawn.append(told(mark, [`an edit: ${said[row.kind] ?? row.kind}`, `Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.lo, by), times(row.hi, by), digits, { sign: true })} ${metric.unit}`, `text: ${JSON.stringify(cut(row.text, 48))}`]));
   }
   const first = fillers[0];
-  const rows = [{ name: "mean of the edits", value: first.edits_mean, lo: first.edits_lo, hi: first.edits_hi, colour: "ink", kind: "diamond",
+  const rows = [{ name: MEAN, value: first.edits_mean, lo: first.edits_lo, hi: first.edits_hi, colour: "ink", kind: "diamond",
     told: ["the mean of all edits", `Δ ${number(times(first.edits_mean, by), digits, { sign: true })}${around(times(first.edits_lo, by), times(first.edits_hi, by), digits, { sign: true })}`, `edits differ by ${number(times(first.edits_sd, by), digits)} (sd without the items' noise)`] },
   ...fillers.map((row) => ({ name: row.condition, value: row.delta, lo: row.delta_lo, hi: row.delta_hi, colour: VERDICT_COLOUR[row.verdict] ?? "open", kind: "square", hollow: row.verdict === "undecided",
     told: [row.condition, `Δ ${number(times(row.delta, by), digits, { sign: true })}${around(times(row.delta_lo, by), times(row.delta_hi, by), digits, { sign: true })} ${metric.unit}`, `beyond an arbitrary edit ${number(times(row.specific, by), digits, { sign: true })}${around(times(row.specific_lo, by), times(row.specific_hi, by), digits, { sign: true })}`,
       `above ${number(times(row.percentile, 100), 0)} % of the edits; ${pWords(row.p)}`, `verdict: ${row.verdict}`] }))];
   rows.forEach((row, at) => {
     const y = top + at * line + line / 2 + 8;
-    const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }), label(names - 12, y + 4, cut(row.name, names - 14), { class: "name", "text-anchor": "end" }));
+    const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }), fitted(names - 12, y + 4, row.name, names - 14, { class: "name", "text-anchor": "end" }));
     if (row.lo !== null && row.hi !== null) group.append(svg("line", { x1: x(times(row.lo, by)), x2: x(times(row.hi, by)), y1: y, y2: y, class: `whisker ${row.colour}` }));
     group.append(shape(row.kind, x(times(row.value, by)), y, 5.2, { class: `${row.colour}${row.hollow ? " hollow" : ""}` }));
     drawn.append(told(group, row.told));
@@ -56,7 +57,7 @@ export const view = {
   about: "Is this filler special?",
   async show(place, values) {
     const found = await ask("placebo", { folder: values.folder ?? 1 });
-    const metric = found.metrics.find((one) => one.name === values.metric) ?? found.metrics[0];
+    const [metric, metricChoice] = metricOf("placebo", values, found.metrics);
     const by = metric.by;
     const edits = found.edits.filter((row) => row.metric === metric.name);
     const fillers = found.fillers.filter((row) => row.metric === metric.name);
@@ -64,7 +65,7 @@ export const view = {
     const digits = Math.min(5, digitsFor(Math.max(...edits.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
     place.append(h("h1", null, `Placebo: ${found.title}`),
       h("p", { class: "soft" }, "Each dot is an arbitrary edit of the same length at the same place: its mean change against no filler. A filler that does what any edit does lies among the dots."),
-      h("div", { class: "choices" }, metricChoice("placebo", values, found.metrics, metric)),
+      h("div", { class: "choices" }, metricChoice),
       legend(kinds.map((kind, at) => ({ kind: at, colour: COLOURS[at % COLOURS.length], words: found.kinds[kind] }))),
       picture(`Fillers among ${edits.length} arbitrary edits: Δ ${metric.name}`, (width) => draw(width, edits, fillers, metric, kinds, digits, found.kinds), () => [["condition", "kind", "metric", "delta", "lo", "hi", "text"],
         ...edits.map((row) => [row.condition, row.kind, row.metric, row.delta, row.lo, row.hi, row.text]), ...fillers.map((row) => [row.condition, "filler", row.metric, row.delta, row.delta_lo, row.delta_hi, ""])],

@@ -15,6 +15,13 @@ export function isExport() {
   return document.getElementById("answers") !== null;
 }
 
+// Whether a view that needs this answer can be opened: a server has it, a file may not.
+export function holds(path, values) {
+  if (!isExport()) return true;
+  inside ??= JSON.parse(document.getElementById("answers").textContent);
+  return Object.hasOwn(inside, requestText(path, values));
+}
+
 export class NotThere extends Error {}
 
 export async function ask(path, values) {

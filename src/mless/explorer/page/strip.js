@@ -4,8 +4,9 @@ import { addressOf, go, note } from "./address.js";
 import { count as grouped, plural } from "./chart.js";
 import { choice, clear, h } from "./dom.js";
 import { fixed, headName, short } from "./formats.js";
-import { CanvasPen, MONO, SvgPen } from "./pen.js";
+import { CanvasPen, SvgPen, textWidth } from "./pen.js";
 import { copying } from "./picture.js";
+import { elsewhere, systemText } from "./prompt.js";
 import { proofButton, showProof } from "./proof.js";
 import { amount, diverging, ink, inkOn, quantile } from "./scales.js";
 import { ask } from "./source.js";
@@ -43,11 +44,9 @@ function linesOf(tokens, breaks, widths, width) {
 }
 
 function measured(tokens) {
-  const to = document.createElement("canvas").getContext("2d");
-  to.font = `400 ${SIZE}px ${MONO}`;
   const known = new Map();
   return tokens.map((text) => {
-    if (!known.has(text)) known.set(text, Math.max(9, Math.ceil(to.measureText(text).width) + 4));
+    if (!known.has(text)) known.set(text, Math.max(9, Math.ceil(textWidth(text, { size: SIZE, mono: true })) + 4));
     return known.get(text);
   });
 }
@@ -104,7 +103,7 @@ export const view = {
         const value = of(at);
         if (value !== null) pen.rect(x, y + 2 * ROW + number * (BAR + 1), wide, BAR, diverging(onScale(value)));
       });
-      if (at === cursor) pen.frame(x - 1, y - 1, wide + 2, tall - PAD - 2, ink("mark"), 2);
+      if (pen.live && at === cursor) pen.frame(x - 1, y - 1, wide + 2, tall - PAD - 2, ink("mark"), 2);
     }
 
     function draw() {
@@ -126,10 +125,10 @@ export const view = {
       // A larger picture is one that no program opens. What is missing is said in it, and beside the button.
       const cut = shown < tokens.length ? `the first ${plural(shown, "token")} of ${grouped(tokens.length)}` : null;
       const height = kept.length * tall + 2 * PAD + (cut ? ROW : 0);
-      const pen = new SvgPen(wide, height, `${found.item}, ${headName(layer, head)}, ${condition}`, ink("page"));
+      const pen = new SvgPen(wide, height, `${found.item} in ${headName(layer, head)}, ${condition}: attention that each token receives, without filler above and with filler below`, ink("page"));
       kept.forEach((line, row) => line.forEach(([at, x, w]) => drawToken(pen, at, x, row * tall + PAD, w)));
       if (cut) pen.text(SIDE, height - PAD, cut, { size: SIZE, fill: ink("soft") });
-      return { element: pen.element, width: wide, height, cut };
+      return { element: pen.element, width: wide, height: pen.height, cut };
     };
     const rows = () => [["position", "token", "span", "without", "with", "even_without", "even_with", "natural_text"],
       ...tokens.map((text, at) => [at, text, found.span_names[found.spans[at]], ...["without", "with", "even_without", "even_with", "text"].map((name) => values[name]?.[at])])];
@@ -137,7 +136,7 @@ export const view = {
     // Tokens of the question, the one that loses most first.
     const losing = tokens.map((_, at) => at).filter((at) => found.span_names[found.spans[at]] === "question" && stripes[0][1](at) !== null).sort((a, b) => stripes[0][1](a) - stripes[0][1](b));
     const nextLosing = () => losing.length && move(losing[(losing.indexOf(cursor) + 1) % losing.length]);
-    const proof = () => showProof(folder, "attention", { condition, item: found.item, layer, head, queries }, `Token ${cursor} is place ${cursor} (from 0) of the list “received”.`);
+    const proof = () => showProof(folder, "attention", { condition, item: found.item, layer, head, queries }, `Token ${cursor} is place ${cursor} of the list “received”, from 0.`);
     function say() {
       const at = cursor;
       const [now, before] = [values.with?.[at] ?? null, values.without?.[at] ?? null];
@@ -213,7 +212,7 @@ export const view = {
       const bar = (colour, from, until, left, right) => h("span", { class: "bar" }, h("i", null, left),
         h("span", { class: "ramp" }, Array.from({ length: 24 }, (_, i) => h("b", { style: { background: colour(from + ((until - from) * i) / 23) } }))), h("i", null, right));
       clear(legend, h("span", null, "text: upper row without filler, lower row with ", bar(amount, 0, 1, "0", `${short(top)} or more`)),
-        h("span", null, "stripes, from the top: ", stripes.map(([words]) => words).join(", "), " ", bar(diverging, -1, 1, "÷ 4", "× 4")));
+        h("span", null, "stripes, from the top: ", stripes.map(([words]) => words).join(", "), " ", bar(diverging, -1, 1, "÷ 4 or more", "× 4 or more")));
     }
     drawLegend();
 
@@ -233,7 +232,9 @@ export const view = {
       h("button", { class: "button", type: "button", disabled: found.number >= found.items, onclick: () => step(1) }, "item →"),
       h("button", { class: "button", type: "button", disabled: !losing.length, title: "m: again for the next", onclick: nextLosing }, "loses most"),
       proofButton(proof)),
-    readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
+    elsewhere(found.answers.map((one) => ({ words: found.answers.length > 1 ? `Its answer in ${one.name}` : "Its answer", view: "answer", differs: one.differs,
+      values: { folder: one.folder, condition: one.condition, item: found.id, layer, head }, request: ["answers/item", { folder: one.folder, condition: one.condition, item: found.id }] }))) ?? "",
+    systemText(found.prompt) ?? "", readout, legend, h("div", { class: "title" }, h("span", { class: "soft small" }, `${tokens.length} tokens, numbered from 0`), copying(`strip-${headName(layer, head)}-${found.number}`, drawn, rows)), scroller);
     place.addEventListener("placed", () => canvas.focus({ preventScroll: true }));
     const keys = (event) => {
       if (document.querySelector("dialog[open]") || event.target.closest?.("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;

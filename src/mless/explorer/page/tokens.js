@@ -4,6 +4,7 @@ import { addressOf, go } from "./address.js";
 import { digitsFor, number, plural, tableHead, told } from "./chart.js";
 import { choice, h, table } from "./dom.js";
 import { bar } from "./likelihood.js";
+import { systemText } from "./prompt.js";
 import { ask } from "./source.js";
 
 // Colours end at the size that 95 % of the tokens do not pass.
@@ -22,7 +23,7 @@ function strip(found, limit) {
   const box = h("div", { class: "solution", role: "group", "aria-label": "The solution's tokens, coloured by Δ log p. Arrows walk over them." });
   for (const token of found.tokens) {
     const one = h("span", { class: "token", style: { backgroundColor: colour(token.delta, limit) } }, visible(token.text));
-    told(one, [`token ${token.position + 1}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
+    told(one, [`token ${token.position}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
       `p ${number(Math.exp(token.none), 3)} → ${number(Math.exp(token.value), 3)}`, token.kl === null ? null : `KL ${number(token.kl, 4)}, entropy ${number(token.entropy, 2)}`]);
     box.append(one);
     if (token.text.includes("\n")) box.append(h("br"));
@@ -44,11 +45,11 @@ function strip(found, limit) {
 
 function scale(limit) {
   const step = (share) => h("span", { style: { backgroundColor: colour(share * limit, limit) } });
-  return h("p", { class: "scale soft small" }, `less likely −${number(limit, 3)} or more `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} or more likelier, nats`);
+  return h("p", { class: "scale soft small" }, `less likely: −${number(limit, 3)} or more `, h("span", { class: "steps", "aria-hidden": "true" }, [-1, -0.66, -0.33, 0, 0.33, 0.66, 1].map(step)), ` +${number(limit, 3)} or more: likelier (nats)`);
 }
 
 export const view = {
-  title: "Solution",
+  title: "Item",
   inside: "likelihood",
   up: ({ item, ...values }) => ["likelihood", values],
   keys: [["arrows", "walk over the tokens"]],
@@ -61,11 +62,15 @@ export const view = {
       h("h1", null, `Item ${found.item}`), h("p", { class: "soft" }, `${found.title} · item ${found.number} of ${found.items}`),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => go("tokens", { ...values, condition }))));
     if (found.question) place.append(h("details", null, h("summary", null, "The prompt without filler"), h("div", { class: "text", tabindex: 0 }, found.question)));
+    place.append(systemText(found.prompt) ?? "");
     if (found.tokens.length) {
       place.append(h("section", { "aria-label": "Solution" }, tableHead("Δ along the solution", "solution-tokens", () => [["position", "text", "logp_none", "logp", "delta", "entropy", "kl"], ...found.tokens.map((one) => [one.position, one.text, one.none, one.value, one.delta, one.entropy, one.kl])],
         [values.folder ?? 1, "tokens", { condition: found.condition, item: found.item }]), h("p", { class: "soft" }, `${plural(found.tokens.length, "token")}, together ${number(sum, 3, { sign: true })} nats under ${found.condition}. Hover a token, or walk with the arrows.`),
         scale(limit), strip(found, limit), found.left_out ? h("p", { class: "soft" }, `${plural(found.left_out, "further token")} in tokens.parquet.`) : null));
-    } else place.append(h("h2", null, "Δ along the solution"), h("p", { class: "empty" }, "Tokens of this item are not stored in this folder: it has no solution, or tokens.parquet was left out."));
+    } else if (found.solutions) {
+      place.append(h("h2", null, "Δ along the solution"), h("p", { class: "empty" }, found.scores.some((row) => row.metric === "solution")
+        ? "Tokens of the solution are not stored in this folder: tokens.parquet was left out." : "This item has no reference solution."));
+    }
     const table1 = h("section", null, h("h2", null, "This item by metric"), table(null, [["metric"], ["none", true], ["with", true], ["Δ", true], ["unit"]], found.scores.map((row) => {
       const digits = Math.min(5, Math.max(3, digitsFor(Math.abs(row.delta * row.by))));
       return [row.metric, number(row.none * row.by, digits), number(row.value * row.by, digits), number(row.delta * row.by, digits, { sign: true }), row.unit];
