@@ -40,7 +40,7 @@ class CauseMeasurement(Composed):
 
     tables = ("ladder", "cause", "chain")
     needs = ("likelihood", "accuracy")
-    figures = ()
+    figures = ("ladder", "cause", "chain")
     summed_up = ("ladder", "chain")
 
     def compose(self, job: Job, run: Run, readouts: Mapping[str, type[Measurement]]) -> Outcome:
