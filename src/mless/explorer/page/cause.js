@@ -44,7 +44,7 @@ export const ladder = {
       h("p", { class: "soft" }, "Mean change against no filler: with positions moved only, with the filler there and seen by nobody, by the question, by the answer, by all. Below it the five changes that add up to the last."),
       h("div", { class: "choices" }, metricChoice("ladder", values, found.metrics, metric)),
       legend([{ kind: "diamond", colour: "ink", words: "change against none" }, { kind: "circle", colour: "c2", words: "filled: p ≤ 0.05 after Holm over the five" }, { kind: "circle", colour: "c2", hollow: true, words: "hollow: not" }]),
-      picture(`Who sees the filler: Δ ${metric.name}`, (width) => forest(width, rows, { unit: `Δ ${metric.name}, ${metric.unit}`, above: width < 560 }), csvOf(names, steps),
+      picture(`Who sees the filler: Δ ${metric.name}`, (width) => forest(width, rows, { unit: `Δ ${metric.name}, ${metric.unit}`, over: width < 560 }), csvOf(names, steps),
         { name: `ladder-${metric.name}`, proof: [folder, "ladder", { metric: metric.name }], caption: "95 % intervals over items. A hidden filler's weight goes to the other tokens, so hiding it is a change too." }),
       h("h2", null, "Every change in words"),
       table(null, [["change"], ["against"], ["Δ", true], ["p", true], ["p (Holm)", true], ["items", true]], [...found.rungs.map(([step, words]) => [rung(step), words]), ...found.changes.slice(1).map(([step, words]) => [part(step), words])].filter(([row]) => row).map(([row, words]) => [words,

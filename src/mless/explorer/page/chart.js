@@ -228,18 +228,12 @@ export function readoutOf(readouts, chosen, changed) {
 
 // ---- rows with intervals: the one forest that several views draw
 
-<<<<<<< HEAD
-// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown. With `above` a row's name stands over it.
-export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true, sign = !ratio, above = false } = {}) {
-  const names = above ? 14 : Math.min(width * 0.34, Math.max(70, 7.2 * Math.max(4, ...rows.map((row) => (row.label ?? "").length))) + 18);
-=======
-// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown.
-export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true } = {}) {
+// rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown. With `over` each row's name stands above its line.
+export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true, sign = !ratio, over = false } = {}) {
   const wanted = columnFor(rows.filter((row) => !row.heading).map((row) => row.label ?? ""), 50, Infinity) + 16;
   // Where names would take more than a third of a narrow picture, each stands above its line, with its numbers.
-  const above = wanted > width * 0.34 && width <= 640;
+  const above = over || (wanted > width * 0.34 && width <= 640);
   const names = above ? 12 : Math.min(width * 0.34, wanted);
->>>>>>> w-see
   const words = right && width > 640 ? 210 : 0;
   const line = above ? 42 : 26;
   const height = rows.length * line + 46;
@@ -261,29 +255,19 @@ export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio
   drawn.append(svg("line", { x1: x(place(nothing)), x2: x(place(nothing)), y1: 4, y2: bottom, class: "axis" }));
   if (unit) drawn.append(label((names + width - words) / 2, bottom + 34, unit, { class: "tick", "text-anchor": "middle" }));
   rows.forEach((row, at) => {
-<<<<<<< HEAD
-    let y = at * line + line / 2 + 4;
-=======
     const top = at * line + 4;
     const y = above ? top + 31 : top + line / 2;
->>>>>>> w-see
     if (row.heading) {
       drawn.append(fitted(2, y + 4, row.label, width - 20, { class: "heading" }, { weight: 650 }));
       return;
     }
-<<<<<<< HEAD
-    const group = svg("g", null, svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }),
-      above ? [svg("rect", { x: 0, y: y - 15, width: Math.min(width, 7 * row.label.length), height: 14, class: "ground" }), label(2, y - 4, cut(row.label, width - 8), { class: "name" })] : label(names - 12, y + 4, cut(row.label, names - 16), { class: "name", "text-anchor": "end" }));
-=======
     const group = svg("g", null, svg("rect", { x: 0, y: top, width, height: line, class: "hit" }));
     if (above) {
       const room = width - 8 - textWidth(row.label) - textWidth(row.words ?? "", { size: 11.5 });
       group.append(fitted(4, top + 16, row.label, width - 8, { class: "name halo" }));
       if (right && row.words && room > 12) group.append(label(width - 4, top + 16, row.words, { class: "words halo", "text-anchor": "end" }));
     } else group.append(fitted(names - 12, y + 4, row.label, names - 14, { class: "name", "text-anchor": "end" }));
->>>>>>> w-see
     const colour = row.colour ?? "c1";
-    if (above) y += 9;
     if (row.lo !== null && row.lo !== undefined && row.hi !== null && row.hi !== undefined) {
       group.append(svg("line", { x1: x(place(row.lo)), x2: x(place(row.hi)), y1: y, y2: y, class: `whisker ${colour}${row.thin ? " thin" : ""}` }));
     }
