@@ -108,7 +108,14 @@ class TableGate:
         alone = set(self.about.get("conditions") or ()) == {"none"}
         # A grid of one specification has no setting with several values.
         some = ("affine_points", "tokens", "candidates", "specification_settings")
-        return self._file.stem in some or (alone and self._file.stem in _COMPARED)
+        return self._file.stem in some or (alone and self._file.stem in _COMPARED) or self._is_left_out()
+
+    def _is_left_out(self) -> bool:
+        """Whether a cause study was not asked for this table."""
+        cause = (self.about.get("study") or {}).get("cause")
+        asked = cause.get("of") if isinstance(cause, dict) else None
+        name = {"ladder": "ladder", "cause": "map", "chain": "chain"}.get(self._file.stem)
+        return isinstance(asked, list) and name is not None and name not in asked
 
     def _check_size(self, found: pq.FileMetaData, size: int) -> None:
         if found.num_rows < 1 and not self._may_be_empty():

@@ -1,0 +1,227 @@
+"""`mless run cause` for real: its tables against the inner study, resuming, words, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from heard import Heard
+from mless.errors import BadStudy
+from mless.report import publish
+from mless.results.folder import ResultFolder
+from mless.study import Outcome, load_study, run_study, verdict_lines
+from mless.study.likelihood import measure
+from mless.study.verifying import verify
+from spelling import model_folder
+from study.likelihood.test_likelihood_study import write_task
+
+ITEMS, LAYERS = 5, 2
+#: none and its control, four steps and the filler, layers × 3 parts × 2, and of the chain: activation and both, each way, and ARM.
+RUNS = 2 + 5 + LAYERS * 3 * 2 + 4 + 1
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny", context=1024)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("data") / "sums.jsonl", ITEMS)
+
+
+def run_tiny(
+    model: Path, data: Path, out: Path, sets: Sequence[str] = (), progress: Heard | None = None, **changes: Any
+) -> Outcome:
+    chosen = {"model": str(model), "data": str(data), "length": 7, "system": "Answer in \\boxed{}.", **changes}
+    return run_study(load_study("cause", chosen, ["likelihood.others=3", *sets]), out, progress or Heard())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Path, task: Path) -> Path:
+    path = tmp_path_factory.mktemp("cause") / "results"
+    units = ITEMS * RUNS
+    assert run_tiny(tiny, task, path) == Outcome(path, units, units)
+    return path
+
+
+def table(folder: Path, name: str) -> pl.DataFrame:
+    return pl.DataFrame(ResultFolder(folder).read_table(name))
+
+
+def changes(folder: Path, condition: str, metric: str = "solution") -> np.ndarray:
+    rows = table(folder / "likelihood", "likelihood").filter(condition=condition, metric=metric).sort("item")
+    return rows["delta"].to_numpy()
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_five_changes_of_the_ladder_add_up_to_the_whole(folder: Path) -> None:
+    rows = table(folder, "ladder").filter(metric="solution")
+    whole = rows.filter(step="all", against="none")["delta"].item()
+    assert rows.filter(pl.col("adds_up"))["delta"].sum() == pytest.approx(whole, abs=1e-12)
+    assert whole == pytest.approx(changes(folder, "mless").mean(), abs=1e-12)
+    question = changes(folder, "seen-by-question") - changes(folder, "seen-by-nobody")
+    assert rows.filter(step="question", against="nobody")["delta"].item() == pytest.approx(question.mean(), abs=1e-12)
+    assert rows.filter(pl.col("adds_up"))["p_adjusted"].null_count() == 0
+    assert rows.filter(~pl.col("adds_up"))["p_adjusted"].null_count() == 4
+
+
+def test_the_last_residual_stream_is_the_whole_effect_both_ways(folder: Path) -> None:
+    cells = table(folder, "cause").filter(part="residual", layer=LAYERS)
+    assert cells.height > 0
+    assert (cells["effect"] - cells["whole"]).abs().max() == 0  # to the bit: the patched run is the other one
+    shares = cells["share"].drop_nulls()
+    assert shares.to_list() == pytest.approx([1.0] * len(shares), abs=1e-12)
+
+
+def test_effects_and_shares_are_those_of_the_inner_study(folder: Path) -> None:
+    cells = table(folder, "cause").filter(metric="solution", part="attention-output", layer=1)
+    whole = changes(folder, "mless")
+    put_in = changes(folder, "in-attention-output-1")
+    taken_out = whole - changes(folder, "out-attention-output-1")
+    for direction, effect in (("in", put_in), ("out", taken_out)):
+        row = cells.filter(direction=direction).row(0, named=True)
+        assert row["effect"] == pytest.approx(effect.mean(), abs=1e-12)
+        assert row["whole"] == pytest.approx(whole.mean(), abs=1e-12)
+        assert row["base"] == "none"
+        if row["share"] is not None:
+            assert row["share"] == pytest.approx(effect.mean() / whole.mean())
+            assert row["share_lo"] <= row["share"] <= row["share_hi"]
+        else:
+            assert row["whole_lo"] <= 0 <= row["whole_hi"]
+
+
+def test_of_the_chain_elsewhere_is_what_both_leave(folder: Path) -> None:
+    links = table(folder, "chain").filter(metric="solution")
+    assert links.select("link", "direction").height == 9
+    whole = changes(folder, "mless").mean()
+    for way in ("in", "out"):
+        by = {row["link"]: row for row in links.filter(direction=way).iter_rows(named=True)}
+        assert by["both"]["effect"] + by["elsewhere"]["effect"] == pytest.approx(whole, abs=1e-12)
+    arm, activation = (links.filter(link=name).row(0, named=True) for name in ("arm", "mlp-activation"))
+    assert arm["moved"] == pytest.approx(activation["moved"], rel=0.03) or arm["note"]
+
+
+def test_a_run_that_starts_late_has_the_numbers_of_one_that_starts_at_the_first_layer(
+    folder: Path, tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mless.intervening.starts_anywhere", lambda *_: "not asked")
+    run_tiny(tiny, task, tmp_path / "whole")
+    for name in ("ladder", "cause", "chain"):
+        assert table(tmp_path / "whole", name).equals(table(folder, name))
+
+
+def test_rows_that_run_together_and_a_resumed_run_have_the_same_numbers(
+    folder: Path, tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; there padding is a part of a row's shape, so numbers are near and not the same."""
+    monkeypatch.setattr(measure, "ALONE", frozenset())
+    together, again = (
+        run_tiny(tiny, task, tmp_path / name, [f"group_tokens={tokens}"]).folder
+        for name, tokens in (("together", 2048), ("again", 2048))
+    )
+    for name in ("ladder", "cause", "chain"):
+        one, other = table(together, name), table(again, name)
+        assert one.equals(other)
+    near = table(folder, "cause").join(
+        table(together, "cause"), on=["metric", "layer", "part", "direction"], suffix="_together"
+    )
+    assert (near["effect"] - near["effect_together"]).abs().max() < 1e-4  # pyright: ignore[reportOperatorIssue]
+
+
+def test_it_is_run_once_and_goes_on_with_the_arm_it_chose(folder: Path, tiny: Path, task: Path) -> None:
+    heard = Heard()
+    assert run_tiny(tiny, task, folder, progress=heard) == Outcome(folder, 0, ITEMS * RUNS, fresh=False)
+    assert not any("layer 1's activations" in line for line in heard.lines)
+
+
+def test_heads_keys_and_every_second_layer(tiny: Path, task: Path, tmp_path: Path) -> None:
+    sets = ["cause.parts=attention-output,keys-values", "cause.by_head=true", "cause.of=map", "cause.every=2"]
+    run_tiny(tiny, task, tmp_path / "out", sets, limit=2)
+    cells = table(tmp_path / "out", "cause").filter(metric="solution")
+    assert cells["layer"].unique().to_list() == [1]
+    assert sorted(cells.filter(part="attention-output", direction="in")["head"]) == [1, 2, 3, 4]
+    keys = cells.filter(part="keys-values")
+    assert keys["base"].to_list() == ["positions", "positions"]
+    moved = (changes(tmp_path / "out", "mless") - changes(tmp_path / "out", "positions")).mean()
+    assert keys["whole"].to_list() == pytest.approx([moved, moved], abs=1e-12)
+    assert table(tmp_path / "out", "ladder").height == 0
+    assert table(tmp_path / "out", "chain").height == 0
+    publish(tmp_path / "out", fresh=True)
+    assert {one.stem for one in (tmp_path / "out" / "figures").glob("*.svg")} == {"cause"}
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_and_page(folder: Path) -> None:
+    lines = verdict_lines(folder)
+    assert lines[0] == (
+        f"tiny, {ITEMS} items of sums: what the effect of mless (7 × ' /', before-question) is made of, by likelihood"
+    )
+    said = "\n".join(lines)
+    for part in (
+        "solution, the ladder: in all",
+        "the map, put in:",
+        "the map, taken out:",
+        "the published chain, put in:",
+    ):
+        assert part in said
+    publish(folder, fresh=True)
+    assert "taken out" in (folder / "report.html").read_text()
+    assert not verify(folder).problems
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "changed", "said"),
+    [
+        (
+            [],
+            {"conditions": ["none", "mless", "mful"]},
+            "takes one filler's effect apart, and the study has mless, mful",
+        ),
+        ([], {"conditions": ["none"]}, "no filler is named"),
+        ([], {"conditions": ["none", "position-only"]}, "inserts nothing"),
+        ([], {"placement": "anywhere"}, "stands anywhere in the prompt"),
+        ([], {"layers": "1-3"}, "no layer 3"),
+        (["cause.by_head=true"], {"heads": "9"}, "no head 9"),
+        (["cause.parts=attention"], {}, "there are: residual, attention-output"),
+        (["cause.parts="], {}, "name at least one"),
+        (["cause.of=ladder,ladder"], {}, "each once"),
+        (["cause.at=answr"], {}, "no span 'answr'"),
+        (["cause.by=guess"], {}, "one or both of likelihood, accuracy"),
+        (["cause.parts=residual", "cause.by_head=true"], {}, "only attention-output is apart by head"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_refused_before_anything_runs(
+    sets: list[str], changed: dict[str, Any], said: str, tiny: Path, task: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadStudy, match=said):
+        run_tiny(tiny, task, tmp_path / "out", sets, **changed)
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_runs_than_a_study_may_have_are_refused(tmp_path: Path, task: Path) -> None:
+    deep = model_folder(tmp_path / "deep", num_hidden_layers=60, num_attention_heads=4)
+    with pytest.raises(BadStudy, match=r"cause: runs of 60 layers.*at most 1,000 conditions"):
+        run_tiny(
+            deep,
+            task,
+            tmp_path / "out",
+            ["cause.by_head=true", "cause.parts=attention-output,mlp-output,residual,mlp-activation,keys-values"],
+        )
+
+
+def test_another_map_in_the_same_folder_is_refused(folder: Path, tiny: Path, task: Path) -> None:
+    with pytest.raises(BadStudy, match="cause"):
+        run_tiny(tiny, task, folder, ["cause.every=2"])
