@@ -112,3 +112,21 @@ def test_the_page_knows_every_view_of_the_table() -> None:
     assert found is not None
     assert set(VIEWS) - {"proof"} <= set(found[1].split(", "))
     assert "const module_cause =" in bundle(files)
+
+
+def test_every_name_that_a_module_of_the_page_imports_is_there() -> None:
+    """A browser loads nothing at all where one name is missing; an exported file would find it undefined."""
+    files = {name: content.decode() for name, content in page_files().items() if name.endswith(".js")}
+    given = {
+        name: set(re.findall(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", text, re.MULTILINE))
+        for name, text in files.items()
+    }
+    missing = [
+        f"{name}: {one} of {source}"
+        for name, text in files.items()
+        for names, source in re.findall(r'^import \{ ([^}]+) \} from "\./(\w+\.js)";$', text, re.MULTILINE)
+        for one in (part.split(" as ")[0] for part in names.split(", "))
+        if one not in given[source]
+    ]
+    assert missing == []
+    assert "go" in given["address.js"]

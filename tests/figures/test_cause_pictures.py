@@ -19,6 +19,7 @@ from mless.figures.cause import cause_of, chain_of, ladder_of
 from mless.results.caused import StoredCause, shown_at
 from mless.results.figure_kinds import FIGURES, Drawing
 from mless.results.folder import ResultFolder
+from mless.results.nats import signed
 from mless.values import FigureSpec
 from synthetic import write_folder
 
@@ -175,15 +176,20 @@ def test_the_chain_has_three_numbers_in_both_directions_and_arm_beside(tmp_path:
     filled = [line.get_markerfacecolor() != "white" for line in marks(axes)]
     assert filled == [shown_at(row.p) for row in links]
     assert "Elsewhere: what is left when both parts are patched at once." in drawn.description
-    assert "ARM moves them 0.31 at most." in drawn.description
+    [note] = [row.note for row in links if row.link == "arm"]
+    assert note
+    assert f"{note}." in drawn.description
     assert "by 0.42 (root mean square) with the filler, by 0.31 with ARM" in drawn.description
 
 
 def test_a_chain_without_an_effect_is_blank_and_says_so(tmp_path: Path) -> None:
-    drawn = picture("chain", write_cause(tmp_path / "x", whole=0.0, layers=1, metrics=("contrast",)))
+    path = write_cause(tmp_path / "x", whole=0.0, layers=1, metrics=("contrast",))
+    drawn = picture("chain", path)
     axes = drawn.figure.axes[0]
     assert marks(axes) == []
-    assert axes.texts[0].get_text().replace("\n", " ").startswith("no share is known: the whole effect, +0.0")
+    [whole] = [row.delta for row in StoredCause.open(path).steps() if row.step == "all"]
+    said = axes.texts[0].get_text().replace("\n", " ")
+    assert said.startswith(f"no share is known: the whole effect, {signed(whole, 'contrast')} [")
     assert "Blank: the whole effect's interval holds 0" in drawn.description
 
 

@@ -1,8 +1,8 @@
 // What a filler's effect is made of: who has to see it (ladder), through which part of which layer it acts (causes), and the published chain.
 
-import { note } from "./address.js";
-import { around, canvas, cut, digitsFor, forest, label, legend, metricChoice, number, picture, plural, tableHead, times, told } from "./chart.js";
-import { clear, h, put, svg, table } from "./dom.js";
+import { go, note } from "./address.js";
+import { around, canvas, cut, digitsFor, forest, label, legend, number, picture, plural, tableHead, times, told } from "./chart.js";
+import { choice, clear, h, put, svg, table } from "./dom.js";
 import { pValue, pWords, short } from "./formats.js";
 import { proofButton, showProof } from "./proof.js";
 import { ask } from "./source.js";
@@ -11,13 +11,14 @@ const SIGN = { sign: true };
 const NO_SHARE = "The whole effect's interval holds 0, so no share is known.";
 const share = (row) => (row.share === null ? "–" : `${number(100 * row.share, 0)} %${around(times(row.share_lo, 100), times(row.share_hi, 100), 0)}`);
 
-// The metric that is shown, and how its changes are written.
-function shown(found, values) {
+// The metric that is shown, a choice of it, and how its changes are written.
+function shown(view, found, values) {
   const metric = found.metrics.find((one) => one.name === values.metric) ?? found.metrics[0];
+  const chosen = h("div", { class: "choices" }, choice("Metric", found.metrics.map((one) => [one.name, `${one.name} (${one.unit})`]), metric.name, (name) => go(view, { ...values, metric: name })));
   const of = (rows) => rows.filter((row) => row.metric === metric.name);
   const spread = (rows, name) => Math.min(5, digitsFor(Math.max(...rows.map((row) => Math.abs(times(row[name], metric.by) ?? 0)), 1e-9)));
   const change = (value, lo, hi, digits) => `${number(times(value, metric.by), digits, SIGN)}${around(times(lo, metric.by), times(hi, metric.by), digits, SIGN)}`;
-  return { metric, of, spread, change };
+  return { metric, chosen, of, spread, change };
 }
 const csvOf = (names, rows) => () => [names, ...rows.map((row) => names.map((name) => row[name]))];
 
@@ -29,7 +30,7 @@ export const ladder = {
   async show(place, values) {
     const folder = values.folder ?? 1;
     const found = await ask("ladder", { folder });
-    const { metric, of, spread, change } = shown(found, values);
+    const { metric, chosen, of, spread, change } = shown("ladder", found, values);
     const steps = of(found.steps);
     const digits = spread(steps, "delta");
     const rung = (step) => steps.find((row) => row.step === step && row.against === "none");
@@ -42,7 +43,7 @@ export const ladder = {
     const names = ["step", "against", "adds_up", "metric", "n", "delta", "lo", "hi", "p", "p_adjusted"];
     put(place, h("h1", null, `Ladder: ${found.title}`),
       h("p", { class: "soft" }, "Mean change against no filler: with positions moved only, with the filler there and seen by nobody, by the question, by the answer, by all. Below it the five changes that add up to the last."),
-      h("div", { class: "choices" }, metricChoice("ladder", values, found.metrics, metric)),
+      chosen,
       legend([{ kind: "diamond", colour: "ink", words: "change against none" }, { kind: "circle", colour: "c2", words: "filled: p ≤ 0.05 after Holm over the five" }, { kind: "circle", colour: "c2", hollow: true, words: "hollow: not" }]),
       picture(`Who sees the filler: Δ ${metric.name}`, (width) => forest(width, rows, { unit: `Δ ${metric.name}, ${metric.unit}`, over: width < 560 }), csvOf(names, steps),
         { name: `ladder-${metric.name}`, proof: [folder, "ladder", { metric: metric.name }], caption: "95 % intervals over items. A hidden filler's weight goes to the other tokens, so hiding it is a change too." }),
@@ -164,7 +165,7 @@ export const causes = {
   async show(place, values) {
     const folder = values.folder ?? 1;
     const found = await ask("causes", { folder });
-    const { metric, of, spread, change } = shown(found, values);
+    const { metric, chosen, of, spread, change } = shown("causes", found, values);
     const own = of(found.cells);
     const cells = new Map(own.map((cell) => [keyOf(cell), cell]));
     const digits = spread(own, "whole");
@@ -194,7 +195,7 @@ export const causes = {
     const blank = own.filter((cell) => cell.share === null);
     put(place, h("h1", null, `Causes: ${found.title}`),
       h("p", { class: "soft" }, "One cell a layer and a part. Put in: the run without filler takes the part's value from the run with it; the share of the effect that this gives. Taken out: the other way round; the share that is lost. Purple: the filler's way. Orange: the other way."),
-      h("div", { class: "choices" }, metricChoice("causes", values, found.metrics, metric)),
+      chosen,
       blank.length === own.length ? h("p", { class: "warning", role: "note" }, `No share is known: the whole effect is ${change(own[0].whole, own[0].whole_lo, own[0].whole_hi, digits)} ${metric.unit}. Its interval holds 0.`) : null,
       picture(`Share of the filler's effect by layer and part: ${metric.name}`, (width) => drawMap(width, found, cells, limit, said, state, choose), csvOf(names, own),
         { name: `causes-${metric.name}`, proof: [folder, "cause", { metric: metric.name }], caption: `Dot: the patch changes the metric, p ≤ 0.05 after Holm over all cells of the metric.${blank.length ? ` Hatched: no share is known, because the whole effect's interval holds 0.` : ""} Colours end at ${number(-100 * limit, 0)} % and ${number(100 * limit, 0)} %. Shares need not add up to 100 %: each part also hands on what earlier parts gave it.` }),
@@ -216,7 +217,7 @@ export const chain = {
   async show(place, values) {
     const folder = values.folder ?? 1;
     const found = await ask("chain", { folder });
-    const { metric, of, spread, change } = shown(found, values);
+    const { metric, chosen, of, spread, change } = shown("chain", found, values);
     const own = of(found.rows);
     const digits = spread(own, "effect");
     const words = Object.fromEntries(found.links);
@@ -235,7 +236,7 @@ export const chain = {
     const blank = `No share is known: the whole effect${whole ? `, ${change(whole.delta, whole.lo, whole.hi, digits)} ${metric.unit},` : ""} may be 0.`;
     put(place, h("h1", null, `Chain: ${found.title}`),
       h("p", { class: "soft" }, "How much of the filler's effect passes through layer 1's attention output, through the first MLP's activation, and elsewhere. Put in: the share that the part alone gives. Taken out: the share that is lost without it."),
-      h("div", { class: "choices" }, metricChoice("chain", values, found.metrics, metric)),
+      chosen,
       known.length ? [legend([{ kind: "circle", colour: "c1", words: found.directions.in }, { kind: "square", colour: "c5", words: found.directions.out }, { kind: "circle", colour: "ink", words: "filled: p ≤ 0.05, each by itself" }, { kind: "circle", colour: "ink", hollow: true, words: "hollow: not" }]),
         picture(`The chain: shares of the effect on ${metric.name}`, (width) => forest(width, rows, { unit: "share of the effect (%)", band: [0, 100], sign: false }), csvOf(names, own),
           { name: `chain-${metric.name}`, proof: [folder, "chain", { metric: metric.name }], caption: `95 % intervals over items; grey: 0 to 100 %.${cuts ? " What lies beyond the edges is cut." : ""} Shares need not add up to 100 %: what passes through the first part may pass through the second too.` })]
