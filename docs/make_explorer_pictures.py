@@ -14,7 +14,7 @@ import mless
 PICTURES = Path(__file__).parent / "pictures"
 HEAD = "folder=1&condition=mless&layer=1&head=7"
 #: Name of the picture → what the address says, and the height of what is shown.
-VIEWS = {"explorer-map": ("#map?" + HEAD, 620), "explorer-strip": ("#strip?" + HEAD + "&item=1&token=80", 630)}
+VIEWS = {"explorer-map": ("#map?" + HEAD, 640), "explorer-strip": ("#strip?" + HEAD + "&item=1&token=80", 720)}
 
 
 def main(result: str) -> None:

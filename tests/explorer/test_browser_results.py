@@ -508,11 +508,13 @@ def test_a_task_without_solutions_is_promised_none(opened: Open, tmp_path: Path)
     assert "This item has no reference solution." in page.inner_text("main")
 
 
-def test_a_copied_chart_has_its_title(opened: Open) -> None:
+def test_a_copied_chart_has_its_title_and_its_legend(opened: Open) -> None:
     page = opened("placebo?folder=7", **COPY)
     page.get_by_role("button", name="Copy as SVG").click()
     until(page, "navigator.clipboard.readText().then((text) => text.startsWith('<svg'))")
     assert ">Fillers among 40 arbitrary edits: Δ solution</text>" in clipboard(page)
+    for entry in texts(page.locator(".marks-legend li")):
+        assert f">{entry}</text>" in clipboard(page)
 
 
 def test_dark_is_dark_and_can_be_read(opened: Open) -> None:

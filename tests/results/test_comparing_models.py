@@ -388,7 +388,10 @@ def test_other_conditions_and_settings(attention: dict[str, Path], answers: list
         compare([*attention.values(), one_layer])
     assert compare([*attention.values(), one_layer], readout="lambda", layer=1).models == 5
     other = answered(tmp_path, "other", 8, settings=AccuracyTable(max_new_tokens=32, slots=2, margin=0.1))
-    with pytest.raises(BadFolder, match=r"they differ in accuracy.max_new_tokens \('96' and '32'\)\. Their accuracy"):
+    with pytest.raises(
+        BadFolder,
+        match=r"they differ in accuracy.max_new_tokens \('96' and '32'\)\. Their effects would not be of one thing",
+    ):
         compare([*answers, other])
 
 

@@ -13,7 +13,8 @@ import pyarrow.dataset as ds
 
 from mless import gates
 from mless.errors import BadFolder
-from mless.results.folder import ResultFolder, no_result_folder
+from mless.results.folder import ResultFolder
+from mless.results.inspecting import no_result_folder
 from mless.results.manifest import measured_in
 from mless.results.reading import StoredResults, StoredStudy
 

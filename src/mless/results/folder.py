@@ -89,32 +89,13 @@ def _publish(partial: Path, path: Path) -> None:
         os.close(folder)
 
 
-def no_result_folder(path: Path) -> BadFolder:
-    """A folder without study.json: what it holds instead decides what is to be done."""
-    if inside := _results_in(path):
-        way = f"result folders lie in it, give one or more of them: {', '.join(map(str, inside[:3]))}{', …' * (len(inside) > 3)}"
-    elif tables := sorted(file.name for file in path.glob("*.parquet")):
-        way = f"{tables[0]} is there without the study.json it belongs to: copy that too, or run the study again into another folder"
-    else:
-        way = "give a folder that `mless run` made" if _is_taken(path) else f"`mless run … --out {path}` makes one"
-    return BadFolder(f"{path} holds no study.json, so it is no result folder; {way}")
-
-
-def _results_in(path: Path) -> list[Path]:
-    """Folders one level below that have a study.json."""
-    try:
-        return sorted(entry for entry in path.iterdir() if (entry / "study.json").is_file())
-    except OSError:
-        return []
-
-
 def _damaged(file: Path) -> BadFolder:
     return BadFolder(
         f"{file} is damaged, or not the table that was stored: its checksum is not the one in study.json; {_WAY_OUT}"
     )
 
 
-def _is_taken(path: Path) -> bool:
+def is_taken(path: Path) -> bool:
     """Whether a study cannot begin there. Files left by a run killed at its start do not count."""
     return path.exists() and (not path.is_dir() or any(not _is_trace(entry) for entry in path.iterdir()))
 
@@ -275,7 +256,7 @@ class ResultFolder:
 
     def check_free(self) -> None:
         """Refuse a folder that holds no study but other files."""
-        if _is_taken(self.path):
+        if is_taken(self.path):
             raise BadFolder(f"{self.path} is not empty and holds no study.json; choose another --out")
 
     def discard(self) -> None:

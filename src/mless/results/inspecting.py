@@ -10,7 +10,7 @@ from typing import Any
 from mless import gates
 from mless.errors import BadFolder, first_line
 from mless.limits import TABLE_BYTES
-from mless.results.folder import SEALED, ResultFolder, no_result_folder
+from mless.results.folder import SEALED, ResultFolder, is_taken
 
 #: What a finished folder holds beside its tables.
 _KNOWN = ("study.json", ".lock", "figures", "report.html", "units", "set-aside")
@@ -36,6 +36,25 @@ class Findings:
     @property
     def complete(self) -> bool:
         return self.about is not None and bool(self.about.get("complete", True))
+
+
+def no_result_folder(path: Path) -> BadFolder:
+    """A folder without study.json: what it holds instead decides what is to be done."""
+    if inside := _results_in(path):
+        way = f"result folders lie in it, give one or more of them: {', '.join(map(str, inside[:3]))}{', …' * (len(inside) > 3)}"
+    elif tables := sorted(file.name for file in path.glob("*.parquet")):
+        way = f"{tables[0]} is there without the study.json it belongs to: copy that too, or run the study again into another folder"
+    else:
+        way = "give a folder that `mless run` made" if is_taken(path) else f"`mless run … --out {path}` makes one"
+    return BadFolder(f"{path} holds no study.json, so it is no result folder; {way}")
+
+
+def _results_in(path: Path) -> list[Path]:
+    """Folders one level below that have a study.json."""
+    try:
+        return sorted(entry for entry in path.iterdir() if (entry / "study.json").is_file())
+    except OSError:
+        return []
 
 
 def inspect_folder(path: Path, step: Callable[[str, int, int], None] = lambda what, done, total: None) -> Findings:

@@ -15,7 +15,8 @@ import pyarrow.dataset as ds
 from jaxtyping import Float, Float64
 
 from mless.errors import BadFolder, BadStudy
-from mless.results.folder import ResultFolder, no_result_folder
+from mless.results.folder import ResultFolder
+from mless.results.inspecting import no_result_folder
 from mless.results.manifest import measured_in
 from mless.results.nats import LIKELIHOOD_METRICS
 from mless.results.schemas import Effect

@@ -111,9 +111,10 @@ export const view = {
       { name: "between", caption: `${fit.some((one) => one.layers.length) ? "Mean over all measured layers; those by themselves are below. " : ""}95 % intervals over items.` }));
     const deep = fit.filter((one) => one.layers.length);
     if (deep.length) {
-      place.append(h("h2", null, "By layer"), legend(deep.map((one) => ({ kind: fit.indexOf(one), colour: COLOURS[fit.indexOf(one) % COLOURS.length], words: names[fit.indexOf(one)] }))),
+      const marks = legend(deep.map((one) => ({ kind: fit.indexOf(one), colour: COLOURS[fit.indexOf(one) % COLOURS.length], words: names[fit.indexOf(one)] })));
+      place.append(h("h2", null, "By layer"), marks,
         picture(`${found.words} by layer, ${found.condition}`, (width) => lines(width, deep, found, digits), () => [["folder", "label", "layer", "n", "value", "lo", "hi"], ...deep.flatMap((one) => one.layers.map((row) => [one.name, one.label, row.layer, row.n, row.value, row.lo, row.hi]))],
-          { name: "between-layers", caption: "Means over heads with 95 % intervals over items." }));
+          { name: "between-layers", legend: marks, caption: "Means over heads with 95 % intervals over items." }));
     }
     const other = fit.filter((one) => one.differs.length);
     if (other.length) place.append(h("h2", null, "What else differs"), h("ul", null, other.map((one) => h("li", null, h("b", null, one.name), `: ${one.differs.join("; ")}`))));

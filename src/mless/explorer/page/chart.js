@@ -155,8 +155,7 @@ function walked(picture) {
 
 // The drawing with its colours written into it, so that it looks the same elsewhere.
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"];
-function standalone(drawn, title) {
-  const [width, height] = [drawn.width.baseVal.value, drawn.height.baseVal.value];
+function styled(drawn) {
   const copy = drawn.cloneNode(true);
   const from = [...drawn.querySelectorAll("*")];
   [...copy.querySelectorAll("*")].forEach((element, at) => {
@@ -164,14 +163,31 @@ function standalone(drawn, title) {
     for (const name of STYLES) element.setAttribute(name, seen.getPropertyValue(name));
     for (const name of ["class", "tabindex", "role", "style", "aria-label"]) element.removeAttribute(name);
   });
-  const made = titled(width, height, title, getComputedStyle(document.body).backgroundColor);
-  made.inside.append(...copy.childNodes);
+  return [...copy.childNodes];
+}
+// The legend of the page as part of a drawing.
+function drawnLegend(list, width) {
+  const group = svg("g");
+  const { color, fontFamily } = getComputedStyle(list);
+  let [x, y] = [0, 0];
+  for (const entry of list.children) {
+    const wide = 20 + textWidth(entry.textContent) + 14;
+    if (x && x + wide > width) [x, y] = [0, y + 18];
+    group.append(svg("g", { transform: `translate(${x} ${y})` }, styled(entry.querySelector("svg")), svg("text", { x: 20, y: 11, "font-size": 12, "font-family": fontFamily, fill: color }, entry.textContent)));
+    x += wide;
+  }
+  return { element: group, height: y + 24 };
+}
+function standalone(drawn, title, legend) {
+  const [width, height] = [drawn.width.baseVal.value, drawn.height.baseVal.value];
+  const made = titled(width, height, title, getComputedStyle(document.body).backgroundColor, legend && drawnLegend(legend, width - 16));
+  made.inside.append(...styled(drawn));
   return { element: made.element, width, height: made.height };
 }
 
 // A picture that is drawn again when its width changes. `draw(width)` gives an SVG element; `rows()` the numbers as a table; `proof` is
-// [folder, table, row]: where they stand.
-export function picture(title, draw, rows, { caption = null, name = "picture", proof = null } = {}) {
+// [folder, table, row]: where they stand. `legend` is the one of the page, which a copy has too.
+export function picture(title, draw, rows, { caption = null, name = "picture", proof = null, legend = null } = {}) {
   const room = h("div", { class: "room" });
   let width = 0;
   const redraw = () => {
@@ -189,7 +205,7 @@ export function picture(title, draw, rows, { caption = null, name = "picture", p
     }
   });
   look.observe(room);
-  const drawn = () => standalone(room.firstElementChild, title);
+  const drawn = () => standalone(room.firstElementChild, title, legend);
   return h("figure", { class: "picture chart" },
     h("div", { class: "title" }, h("figcaption", null, title), h("div", { class: "tools" }, proofOf(proof), copying(name, drawn, rows))), room,
     caption && h("p", { class: "soft small reading" }, caption));

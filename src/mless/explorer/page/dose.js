@@ -75,13 +75,14 @@ export const view = {
     const digits = Math.min(5, digitsFor((reach[1] - reach[0]) / 3));
     const fillers = [...new Set(points.map((row) => row.filler))];
     const places = [...new Set(points.map((row) => row.placement))];
+    const marks = legend([...places.map((name) => ({ ...styleOf(name), words: name })), { kind: "circle", colour: "ink", words: "filled: p ≤ 0.05 after Holm" }, { kind: "circle", colour: "ink", hollow: true, words: "hollow: not" }, { kind: "cross", colour: "ink", words: "best on dev items: Δ of the others" }]);
     place.append(h("h1", null, `Dose: ${found.title}`), h("p", { class: "soft" }, "Mean change against no filler, by the filler's length. Bands hold for all lengths of a line at once."),
       h("div", { class: "choices" }, metricChoice),
-      legend([...places.map((name) => ({ ...styleOf(name), words: name })), { kind: "circle", colour: "ink", words: "filled: p ≤ 0.05 after Holm" }, { kind: "circle", colour: "ink", hollow: true, words: "hollow: not" }, { kind: "cross", colour: "ink", words: "best on dev items: Δ of the others" }]),
+      marks,
       h("div", { class: "panels" }, fillers.map((filler) => {
         const own = points.filter((row) => row.filler === filler);
-        return picture(filler, (width) => panel(width, own, tests.filter((row) => row.filler === filler), metric, reach, digits), () => [["filler", "placement", "length", "metric", "n", "delta", "lo", "hi", "lo_all", "hi_all", "p", "p_adjusted"],
-          ...own.map((row) => [row.filler, row.placement, row.length, row.metric, row.n, row.delta, row.lo, row.hi, row.lo_all, row.hi_all, row.p, row.p_adjusted])], { name: `dose-${filler}`, proof: [values.folder ?? 1, "dose", { filler, metric: metric.name }] });
+        return picture(`${filler}: Δ ${metric.name} by length, ${metric.unit}`, (width) => panel(width, own, tests.filter((row) => row.filler === filler), metric, reach, digits), () => [["filler", "placement", "length", "metric", "n", "delta", "lo", "hi", "lo_all", "hi_all", "p", "p_adjusted"],
+          ...own.map((row) => [row.filler, row.placement, row.length, row.metric, row.n, row.delta, row.lo, row.hi, row.lo_all, row.hi_all, row.p, row.p_adjusted])], { name: `dose-${filler}`, legend: marks, proof: [values.folder ?? 1, "dose", { filler, metric: metric.name }] });
       })),
       h("h2", null, "Every line in words"),
       table(null, [["filler"], ["place"], ["slope per doubling", true], ["p (Holm)", true], ["peak: p (Holm)", true], ["best on dev items", true], ["Δ of the other items", true], ["p", true]], tests.map((row) => [row.filler, row.placement,

@@ -56,13 +56,14 @@ function effects(found, metric, values) {
   const mine = rows.find((row) => row.condition === found.condition);
   const wide = found.limits && mine ? beyondItems(mine.n, mine.lo, mine.hi, ...found.limits) : null;
   const band = margin ? [-margin * by, margin * by] : null;
+  const marks = legend([{ kind: "triangle", colour: "up", words: "rises" }, { kind: "down", colour: "down", words: "drops" }, { kind: "square", colour: "same", words: "equivalent" },
+    { kind: "circle", colour: "open", hollow: true, words: "undecided" }, { kind: "diamond", colour: "open", words: "A/A control" }]);
   return h("div", null,
     picture(`Δ ${metric.name}: ${metric.words}`, (width) => forest(width, lines, { band, unit: `Δ ${metric.unit}` }), cells, {
-      name: `effects-${metric.name}`, proof: [values.folder ?? 1, "effects", { metric: metric.name }],
-      caption: `Mean change against none, item by item, with its 95 % interval.${band ? ` Grey: ± the margin of ${number(band[1], digits)}.` : ""} Click a row for its items.`,
+      name: `effects-${metric.name}`, legend: marks, proof: [values.folder ?? 1, "effects", { metric: metric.name }],
+      caption: `Mean change against none, item by item, with its 95 % interval.${band ? ` Grey: ± the margin of ${number(band[1], digits)}.` : ""}${rows.some((row) => row.skewed) ? " †: a few items decide it." : ""} Click a row for its items.`,
     }),
-    legend([{ kind: "triangle", colour: "up", words: "rises" }, { kind: "down", colour: "down", words: "drops" }, { kind: "square", colour: "same", words: "equivalent" },
-      { kind: "circle", colour: "open", hollow: true, words: "undecided" }, { kind: "diamond", colour: "open", words: "A/A control" }]),
+    marks,
     h("details", null, h("summary", null, "As a table"), table(null, [["condition"], ["none", true], ["with", true], ["Δ", true], ["p", true], ["p (Holm)", true], ["verdict"]],
       rows.map((row) => [row.condition, number(shown(row.none), digits), number(shown(row.value), digits), `${say(row.delta)}${around(shown(row.lo), shown(row.hi), digits, { sign: true })}`, pValue(row.p), pValue(row.p_adjusted),
         row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"])),

@@ -56,15 +56,16 @@ export const view = {
     const by = metric.by;
     const digits = Math.min(5, digitsFor(Math.max(...curve.rows.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
     const effects = found.effects.filter((row) => row.condition === condition && row.metric === metric.name);
+    const marks = legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word })));
     place.append(h("h1", null, `Multiverse: ${found.title}`),
       h("p", { class: "soft" }, "Each mark is one specification, with its 95 % interval over items, sorted. The squares below say which value of each setting it has. A setting that decides has its squares of one value on one side."),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), condition, (name) => go("multiverse", { ...values, condition: name })),
         metricChoice),
       h("div", { class: "verdict" }, h("p", null, `${condition}, ${metric.name}: ${curve.words}.`), h("p", null, `Median Δ ${number(times(curve.test.median, by), digits, { sign: true })} ${metric.unit} (${pWords(curve.test.p_median)}); so many one way: ${pWords(curve.test.p_either)}.`)),
-      legend(["rises", "drops", "equivalent", "undecided"].filter((word) => curve.rows.some((row) => row.verdict === word)).map((word) => ({ kind: VERDICT_SHAPE[word], colour: VERDICT_COLOUR[word], words: word }))),
+      marks,
       picture(`${condition}: Δ ${metric.name} in ${curve.rows.length} specifications`, (width) => draw(width, curve, metric, found.settings, digits), () => [["specification", "condition", "metric", ...Object.keys(curve.varied), "n", "delta", "lo", "hi", "p", "verdict"],
         ...curve.rows.map((row) => [row.specification, row.condition, row.metric, ...Object.keys(curve.varied).map((name) => row[name]), row.n, row.delta, row.lo, row.hi, row.p, row.verdict])],
-      { name: `specifications-${metric.name}`, caption: "Dashed: the median.", proof: [values.folder ?? 1, "specifications", { condition, metric: metric.name }] }));
+      { name: `specifications-${metric.name}`, legend: marks, caption: "Dashed: the median.", proof: [values.folder ?? 1, "specifications", { condition, metric: metric.name }] }));
     if (curve.reasons.length) place.append(h("p", { class: "refusal" }, `Left out: ${curve.test.left_out} specifications. ${curve.reasons.join("; ")}`));
     if (effects.length) {
       place.append(h("h2", null, "Which setting decides"), table(null, [["setting"], ["value"], ["specifications", true], ["rises", true], ["drops", true], ["mean Δ", true], ["range of the setting", true], ["p (Holm)", true], ["turns the verdict in"]],

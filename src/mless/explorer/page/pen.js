@@ -14,21 +14,30 @@ export function textWidth(words, { size = 12, weight = 400, mono = false } = {})
   return ruler.measureText(visible(String(words))).width;
 }
 
-// A picture that is copied stands alone, so its title is in it, above the drawing. `inside` is where the drawing goes.
-const HEADING = { size: 13, weight: 600 };
-export function titled(width, height, title, background) {
+// A text in lines that are no wider than this.
+export function linesOf(words, width, font) {
   const lines = [];
-  for (const word of title.split(" ")) {
+  for (const word of words.split(" ")) {
     const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
-    if (lines.length && textWidth(longer, HEADING) <= width - 16) lines[lines.length - 1] = longer;
+    if (lines.length && textWidth(longer, font) <= width) lines[lines.length - 1] = longer;
     else lines.push(word);
   }
-  const top = lines.length * 18 + 12;
+  return lines;
+}
+
+// A picture that is copied stands alone, so its title is in it, above the drawing, and its legend ({element, height}) where it is not part
+// of the drawing. `inside` is where the drawing goes.
+const HEADING = { size: 13, weight: 600 };
+export function titled(width, height, title, background, legend = null) {
+  const lines = linesOf(title, width - 16, HEADING);
+  const high = lines.length * 18 + 12;
+  const top = high + (legend?.height ?? 0);
   const inside = svg("g", { transform: `translate(0 ${top})` });
   const all = height + top;
   const element = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: all, viewBox: `0 0 ${width} ${all}`, role: "img" }, svg("title", null, title),
     svg("rect", { width, height: all, fill: background }),
-    lines.map((line, at) => svg("text", { x: 8, y: 20 + at * 18, "font-family": SANS, "font-size": HEADING.size, "font-weight": HEADING.weight, fill: ink("ink") }, line)), inside);
+    lines.map((line, at) => svg("text", { x: 8, y: 20 + at * 18, "font-family": SANS, "font-size": HEADING.size, "font-weight": HEADING.weight, fill: ink("ink") }, line)),
+    legend && svg("g", { transform: `translate(8 ${high})` }, legend.element), inside);
   return { element, inside, height: all };
 }
 

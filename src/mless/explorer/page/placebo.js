@@ -63,13 +63,14 @@ export const view = {
     const fillers = found.fillers.filter((row) => row.metric === metric.name);
     const kinds = Object.keys(found.kinds).filter((kind) => edits.some((row) => row.kind === kind));
     const digits = Math.min(5, digitsFor(Math.max(...edits.map((row) => Math.abs(times(row.delta, by))), 1e-9)));
+    const marks = legend(kinds.map((kind, at) => ({ kind: at, colour: COLOURS[at % COLOURS.length], words: found.kinds[kind] })));
     place.append(h("h1", null, `Placebo: ${found.title}`),
       h("p", { class: "soft" }, "Each dot is an arbitrary edit of the same length at the same place: its mean change against no filler. A filler that does what any edit does lies among the dots."),
       h("div", { class: "choices" }, metricChoice),
-      legend(kinds.map((kind, at) => ({ kind: at, colour: COLOURS[at % COLOURS.length], words: found.kinds[kind] }))),
+      marks,
       picture(`Fillers among ${edits.length} arbitrary edits: Δ ${metric.name}`, (width) => draw(width, edits, fillers, metric, kinds, digits, found.kinds), () => [["condition", "kind", "metric", "delta", "lo", "hi", "text"],
         ...edits.map((row) => [row.condition, row.kind, row.metric, row.delta, row.lo, row.hi, row.text]), ...fillers.map((row) => [row.condition, "filler", row.metric, row.delta, row.delta_lo, row.delta_hi, ""])],
-      { name: `placebo-${metric.name}`, proof: [values.folder ?? 1, "edits", { metric: metric.name }, "The fillers stand in placebo.parquet."] }),
+      { name: `placebo-${metric.name}`, legend: marks, proof: [values.folder ?? 1, "edits", { metric: metric.name }, "The fillers stand in placebo.parquet."] }),
       h("h2", null, "Each filler in words"),
       table(null, [["filler"], ["Δ", true], ["beyond an arbitrary edit", true], ["above so many edits", true], ["p", true], ["verdict"]], fillers.map((row) => [row.condition,
         `${number(times(row.delta, by), digits, { sign: true })}${around(times(row.delta_lo, by), times(row.delta_hi, by), digits, { sign: true })}`, `${number(times(row.specific, by), digits, { sign: true })}${around(times(row.specific_lo, by), times(row.specific_hi, by), digits, { sign: true })}`,

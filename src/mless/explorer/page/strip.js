@@ -4,7 +4,7 @@ import { addressOf, go, note } from "./address.js";
 import { count as grouped, plural } from "./chart.js";
 import { choice, clear, h } from "./dom.js";
 import { fixed, headName, short } from "./formats.js";
-import { CanvasPen, SvgPen, textWidth } from "./pen.js";
+import { CanvasPen, linesOf, SvgPen, textWidth } from "./pen.js";
 import { copying } from "./picture.js";
 import { elsewhere, systemText } from "./prompt.js";
 import { proofButton, showProof } from "./proof.js";
@@ -19,7 +19,7 @@ const SIDE = 12;
 const MOST = 4000; // tokens in a copied picture
 
 // Tokens in lines of this width: for each line its tokens with their places.
-function linesOf(tokens, breaks, widths, width) {
+function tokenLines(tokens, breaks, widths, width) {
   const ends = new Set(breaks);
   const lines = [];
   let line = [];
@@ -117,6 +117,7 @@ export const view = {
       }
     }
 
+    const legendWords = () => [`Text: bluer receives more, up to ${short(top)} or more.`, `Stripes, from the top: ${stripes.map(([words]) => words).join(", ")}. Orange ÷ 4 or more, purple × 4 or more.`];
     const drawn = () => {
       const wide = width || 900;
       let count = 0;
@@ -124,10 +125,11 @@ export const view = {
       const shown = kept.reduce((sum, line) => sum + line.length, 0);
       // A larger picture is one that no program opens. What is missing is said in it, and beside the button.
       const cut = shown < tokens.length ? `the first ${plural(shown, "token")} of ${grouped(tokens.length)}` : null;
-      const height = kept.length * tall + 2 * PAD + (cut ? ROW : 0);
+      const said = [...legendWords(), ...(cut ? [cut] : [])].flatMap((words) => linesOf(words, wide - 2 * SIDE, { size: SIZE }));
+      const height = kept.length * tall + 2 * PAD + said.length * ROW;
       const pen = new SvgPen(wide, height, `${found.item} in ${headName(layer, head)}, ${condition}: attention that each token receives, without filler above and with filler below`, ink("page"));
       kept.forEach((line, row) => line.forEach(([at, x, w]) => drawToken(pen, at, x, row * tall + PAD, w)));
-      if (cut) pen.text(SIDE, height - PAD, cut, { size: SIZE, fill: ink("soft") });
+      said.forEach((words, row) => pen.text(SIDE, height - PAD - (said.length - 1 - row) * ROW, words, { size: SIZE, fill: ink("soft") }));
       return { element: pen.element, width: wide, height: pen.height, cut };
     };
     const rows = () => [["position", "token", "span", "without", "with", "even_without", "even_with", "natural_text"],
@@ -195,7 +197,7 @@ export const view = {
       const now = Math.floor(scroller.clientWidth);
       if (now && now !== width) {
         width = now;
-        lines = linesOf(tokens, found.breaks, widths, width);
+        lines = tokenLines(tokens, found.breaks, widths, width);
         const all = lines.length * tall + 2 * PAD;
         scroller.style.height = `${Math.min(all, Math.max(260, Math.round(innerHeight * 0.62)))}px`;
         spacer.style.height = `${Math.max(0, all - scroller.clientHeight)}px`;
