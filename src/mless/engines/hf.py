@@ -156,10 +156,10 @@ class HfEngine:
             if waiting and (
                 room >= min(self._prefill.rows_together(waiting[0]), len(waiting), max(1, most // 2)) or not rows
             ):
-                for row in self._admit(waiting, free, room, decoding):
-                    rows[row.slot] = row
+                new = list(self._admit(waiting, free, room, decoding))
+                rows |= {row.slot: row for row in new}
                 # A patched prompt's first token may end its answer.
-                yield from self._ended([row for row in rows.values() if row.first is not None], rows, free, decoding)
+                yield from self._ended([row for row in new if row.made], rows, free, decoding)
                 if not rows:
                     continue
             started = self._start(rows, decoding)
