@@ -13,7 +13,8 @@ import torch
 from tiny_answerers import answering, ids_of
 
 import mless
-from mless.capture.patching import places_of, record_prompts
+from mless.capture.cutting import cut_attached
+from mless.capture.patching import patch_attached, places_of, record_prompts
 from mless.changes import Cut, Patch
 from mless.engines import cuts as cuts_module
 from mless.engines.base import Changes, Decoding, Request, Way, by_way
@@ -146,7 +147,7 @@ def patched(model: LoadedModel, prompt: Prompt, source: Prompt, *patches: Patch)
 )
 def test_greedy_answers_are_those_of_a_plain_loop_under_the_patch(family: str, name: str) -> None:
     """Both ways of a patch: into a prompt without filler, and where positions must agree into one moved on."""
-    model = answering(family, **({"sliding_window": 70} if (family, name) == ("gpt_oss", "put-in") else {}))
+    model = answering(family, **({"sliding_window": 80} if (family, name) == ("gpt_oss", "put-in") else {}))
     sources = [prompt_of(0), prompt_of(1, more=20), prompt_of(2)]
     at_positions = any(one.part == "keys-values" for one in PATCHES[name])
     prompts = [
@@ -178,12 +179,14 @@ def test_the_embedded_model_under_a_cut_and_a_patch() -> None:
         Request("cut", "1", 0, 0, source.token_ids, changes=Changes(source, cut)),
         Request("patch", "1", 0, 0, prompt.token_ids, changes=Changes(prompt, (), patch, source)),
     ]
-    with HfEngine(model, length=len(source) + 4, slots=2) as engine:
-        found = named(engine, requests, max_new_tokens=4)
-    with mless.cut(model, *cut, prompts=source):
-        assert found[requests[0].key] == by_hand(model, source, 4)
-    with patched(model, prompt, source, *patch):
-        assert found[requests[1].key] == by_hand(model, prompt, 4)
+    with HfEngine(model, length=len(source) + 2, slots=2) as engine:
+        found = named(engine, requests, max_new_tokens=2)
+    # Not through the doors, which prove all layers first.
+    with cut_attached(model, cut, [source]):
+        assert found[requests[0].key] == by_hand(model, source, 2)
+    runs = record_prompts(model, places_of(model.model, patch), [source])
+    with patch_attached(model, patch, [prompt], runs):
+        assert found[requests[1].key] == by_hand(model, prompt, 2)
 
 
 def test_everything_put_in_gives_the_other_conditions_answers_and_a_cut_source_its_own() -> None:
@@ -372,10 +375,10 @@ def test_what_slots_cannot_hold_is_refused() -> None:
     source = prompt_of(0)
     put_in = {"patch": tuple(PATCHES["put-in"]), "source": source}
     with HfEngine(answering("mistral"), length=80, slots=2) as engine:
-        with pytest.raises(
-            UnsupportedArchitecture, match="has layers that see 11 tokens, fewer than the 42 of a prompt"
-        ):
-            list(engine.generate(asked([moved(source)], **put_in), Decoding(2)))
+        why = "has layers that see 11 tokens, fewer than the 80 of the longest prompt"
+        for ask in (engine.check_requests, lambda requests: list(engine.generate(requests, Decoding(2)))):
+            with pytest.raises(UnsupportedArchitecture, match=why):
+                ask(asked([moved(source)], **put_in))
         other = [replace(asked([source], cut=(Cut("answer", "filler"),))[0], token_ids=(1, 2, 3))]
         with pytest.raises(EngineFault, match="are for a prompt of other tokens"):
             list(engine.generate(other, Decoding(2)))

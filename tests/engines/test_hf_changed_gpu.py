@@ -40,13 +40,14 @@ def test_a_captured_step_has_the_cut(family: str, name: str, captured: list[bool
     model = on_gpu(answering(family, **WINDOW.get(family, {})), torch.float32)
     prompts = [prompt_of(0), prompt_of(1, more=20), prompt_of(2)]
     with HfEngine(model, length=80, slots=4) as engine:
-        assert engine.about()["decode"] == "graph-captured"
+        step = engine.about()["decode"] == "graph-captured"
+        assert step or family == "gpt_oss"  # experts may branch on their own numbers
         plain = greedy(engine, asked(prompts, "mless"))
         found = greedy(engine, asked(prompts, cut=tuple(CUTS[name])))
-        assert captured == [True, True]
+        assert captured == ([True, True] if step else [False])
         # Afterwards the step without cuts is used again.
         assert greedy(engine, asked(prompts, "mless")) == plain
-        assert captured == [True, True]
+        assert captured == ([True, True] if step else [False])
         assert engine.self_check(asked(prompts, cut=tuple(CUTS[name])), tokens=3)["forward"] < 1e-3
     for prompt in prompts:
         with mless.cut(model, *CUTS[name], prompts=prompt):
@@ -72,9 +73,10 @@ def test_answers_go_on_from_a_patched_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0}], ids=["greedy", "sampled"])
 def test_in_bf16_alone_together_shuffled_resumed_and_in_another_engine(how: dict[str, Any]) -> None:
-    model = on_gpu(answering("qwen2", hidden_size=256, num_attention_heads=8))
+    model = on_gpu(answering("qwen2", hidden_size=64))
     requests: list[Request] = company()
     with HfEngine(model, length=80, slots=16) as engine:
+        assert engine.about()["attention"].startswith("over the filled cache (own kernel)")
         engine.self_check(requests)
         together = named(engine, requests, max_new_tokens=12, **how)
         for request in requests[::3]:
@@ -92,7 +94,7 @@ def test_in_bf16_alone_together_shuffled_resumed_and_in_another_engine(how: dict
 
 
 def test_a_row_without_cuts_has_the_bits_it_had_before(captured: list[bool]) -> None:
-    model = on_gpu(answering("qwen2", hidden_size=256, num_attention_heads=8))
+    model = on_gpu(answering("qwen2", hidden_size=64))
     plain = asked([prompt_of(n) for n in range(4)], "mless")
     with HfEngine(model, length=80, slots=8) as engine:
         before = engine._trace(plain, 4)

@@ -62,7 +62,8 @@ class Request:
 
     Exactly one of `token_ids` and `messages` is filled. Messages, (role, text) pairs, are for servers that make the tokens themselves.
     `arm` runs the model with ARM. The first `shared` tokens are those that other prompts begin with too. `position_ids` replaces 0, 1, 2,
-    …; tokens in `hidden` (start, stop) are seen only by each other. `changes`: the run has cuts or patches; its prompt holds these tokens.
+    …; tokens in `hidden` (start, stop) are seen only by each other. `changes` (`mless.engines.Changes`): cuts and patches of a prompt
+    that holds these tokens.
     """
 
     condition: str

@@ -20,9 +20,7 @@ from mless.models import LoadedModel
 _FORWARD = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 
 
-def check_requests(
-    model: LoadedModel, requests: Sequence[Request], decoding: Decoding, length: int, reach: int
-) -> None:
+def check_room(model: LoadedModel, requests: Sequence[Request], decoding: Decoding, length: int, reach: int) -> None:
     """Refuse what rows of `length` slots cannot hold, and positions from `reach` on."""
     for request in requests:
         if not request.token_ids:
@@ -32,7 +30,6 @@ def check_requests(
                 f"condition {request.condition!r}: ARM with scope {request.arm.scope!r} pools the tokens of a call, so an answer would depend on its "
                 "neighbours; use scope token here, or mless.arm around a generate of your own"
             )
-        _check_changes(model, request, decoding.max_new_tokens)
         prompt = slots_of(request)
         if prompt + decoding.max_new_tokens > length:
             raise EngineFault(
@@ -53,8 +50,8 @@ def slots_of(request: Request) -> int:
     return len(request.token_ids) if filled is None else len(filled)
 
 
-def _check_changes(model: LoadedModel, request: Request, new: int) -> None:
-    """Refuse cuts and patches that mean nothing in the prompt, or that rows in slots cannot have."""
+def check_changes(model: LoadedModel, request: Request, length: int) -> None:
+    """Refuse cuts and patches that mean nothing in the prompt, or that rows of up to `length` tokens cannot have."""
     changes, where = request.changes, f"item {request.item!r} under {request.condition!r}"
     if changes is None:
         return
@@ -73,7 +70,7 @@ def _check_changes(model: LoadedModel, request: Request, new: int) -> None:
     for patch in changes.patch:
         check_patch(patch, changes.prompt, changes.source)
     if puts_in(changes):
-        refuse_windows(model, slots_of(request) + new)
+        refuse_windows(model, length)
 
 
 def has_own_forward(request: Request) -> bool:

@@ -28,7 +28,7 @@ from mless import kernels, limits
 from mless.capture import copies
 from mless.engines.base import Changes, Decoding, Finish, OutOfMemory, Reply, Request, Way, by_way
 from mless.engines.blocks import BLOCK, InBlocks
-from mless.engines.checks import check_requests, gap_of, has_own_forward, slots_of
+from mless.engines.checks import check_changes, check_room, gap_of, has_own_forward, slots_of
 from mless.engines.cuts import SlotCuts, labels_of
 from mless.engines.fitting import default_slots, ends_of, one_scale
 from mless.engines.opening import Opening
@@ -98,6 +98,7 @@ class HfEngine:
         check_count(slots, "slots", limits.ROWS_AT_ONCE, BadStudy)
         self._model = model
         self._mode: Mode = cast("Mode", mode)
+        self._longest = length
         self.length = math.ceil(length / BUCKET) * BUCKET
         self.slots = slots or max(default_slots(model, self.length, most), BLOCK if mode == "batch-invariant" else 1)
         if mode == "batch-invariant" and self.slots % BLOCK:
@@ -137,7 +138,8 @@ class HfEngine:
         """Answer every request, longest prompts first unless `live` limits the rows: then in the order given. Those for which the model runs in
         another way (ARM, cuts, patches) come last, one way after another.
         """
-        check_requests(self._model, requests, decoding, self.length, self._reach)
+        self.check_requests(requests)
+        check_room(self._model, requests, decoding, self.length, self._reach)
         with self._memory_named():
             for way, group in by_way(requests).items():
                 with self._running(way, group):
@@ -156,10 +158,10 @@ class HfEngine:
             if waiting and (
                 room >= min(self._prefill.rows_together(waiting[0]), len(waiting), max(1, most // 2)) or not rows
             ):
-                for row in self._admit(waiting, free, room, decoding):
-                    rows[row.slot] = row
+                new = list(self._admit(waiting, free, room, decoding))
+                rows |= {row.slot: row for row in new}
                 # A patched prompt's first token may end its answer.
-                yield from self._ended([row for row in rows.values() if row.first is not None], rows, free, decoding)
+                yield from self._ended([row for row in new if row.made], rows, free, decoding)
                 if not rows:
                     continue
             started = self._start(rows, decoding)
@@ -190,6 +192,11 @@ class HfEngine:
             "promise": "same tokens for any number of live rows, any order and after a resume"
             + (", and for any number of slots" if invariant else f", with {self.slots} slots"),
         }
+
+    def check_requests(self, requests: Sequence[Request]) -> None:
+        """Refuse cuts and patches that mean nothing, or that rows in slots cannot have, before anything is drawn."""
+        for request in requests:
+            check_changes(self._model, request, self._longest)
 
     def self_check(self, requests: Sequence[Request], tokens: int = 6) -> dict[str, Any]:
         """Check on this machine that a few rows, alone and then together in other slots, give the same bits of logits.

@@ -153,6 +153,6 @@ def refuse_windows(model: LoadedModel, length: int) -> None:
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     if isinstance(window, int) and window < length:
         raise UnsupportedArchitecture(
-            f"{model.label} has layers that see {window} tokens, fewer than the {length} of a prompt and its answer: answers cannot be drawn with a filler's "
-            "keys put into a prompt without it; use mless run likelihood for it"
+            f"{model.label} has layers that see {window} tokens, fewer than the {length} of the longest prompt with its answer: answers cannot be drawn with "
+            "a filler's keys put into a prompt without it; use mless run likelihood for it"
         )

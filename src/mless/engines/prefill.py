@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int, Int8
+from jaxtyping import Int
 from torch import Tensor
 
 from mless.capture.following import PADDING
@@ -95,8 +95,8 @@ class Prefill:
         if new:
             seeds = [arm_seed(request) for request in group] + [0] * (rows - len(group))
             # Rows that only fill the batch have no span, and see all.
-            labels = labels_of([*map(spans_of, group), *[[PADDING] * bucket] * (rows - len(group))], bucket)
-            self._fill(cache, ids, at, positions, hidden, labels, seeds, arm)
+            spans = [*map(spans_of, group), *[[PADDING] * bucket] * (rows - len(group))]
+            self._fill(cache, ids, at, positions, hidden, spans, seeds, arm)
         return cache
 
     def _beginning(self, request: Request, shared: int, arm: ArmHandle | None) -> Beginning:
@@ -115,7 +115,7 @@ class Prefill:
             positions[0, :shared] = torch.tensor(position_ids)
             cache = SlotCache(self._model.layers, padded, self._layout).shaped_like(self._cache, 1)
             hidden_here = torch.tensor([list(hidden or (0, 0))])
-            self._fill(cache, ids, at, positions, hidden_here, labels_of([spans], padded), [0], arm)
+            self._fill(cache, ids, at, positions, hidden_here, [spans], [0], arm)
             self._prefixes[key] = cache.read(0, shared)
             while len(self._prefixes) > _PREFIXES:
                 self._prefixes.popitem(last=False)
@@ -129,7 +129,7 @@ class Prefill:
         at: Int[Tensor, "rows new"],
         positions: Int[Tensor, "rows new"],
         hidden: Int[Tensor, "rows 2"],
-        labels: Int8[Tensor, "rows slots"],
+        spans: Sequence[Sequence[int]],
         seeds: Sequence[int],
         arm: ArmHandle | None,
     ) -> None:
@@ -138,7 +138,8 @@ class Prefill:
             arm.rows(seeds=torch.tensor(seeds, device=device), positions=at.to(device))
         self._layout.at, self._layout.hidden = at.to(device), hidden.to(device)
         self._layout.cuts = self.cuts
-        self._layout.labels = None if self.cuts is None else labels.to(device)
+        if self.cuts is not None:
+            self._layout.labels = labels_of(spans, cache.slot_layers[0].max_cache_len).to(device)
         whole = self._model.model
         inner = whole.get_decoder()  # without the head: prefill needs no logits
         with torch.inference_mode(), slot_attention(whole, self._layout):
