@@ -19,6 +19,7 @@ from mless.models import EMBEDDED, FAMILIES
 from mless.study import StudySpec
 from mless.study.spec import (
     AccuracyTable,
+    CauseTable,
     ConditionTable,
     DoseTable,
     LikelihoodTable,
@@ -97,7 +98,7 @@ def _study_fields() -> Iterable[tuple[str, str]]:
     tables = {"condition": ("condition.NAME", ConditionTable()), "accuracy": ("accuracy", AccuracyTable())}
     tables |= {"likelihood": ("likelihood", LikelihoodTable()), "tune": ("tune", TuneTable())}
     tables |= {"placebo": ("placebo", PlaceboTable()), "dose": ("dose", DoseTable())}
-    tables |= {"multiverse": ("multiverse", MultiverseTable())}
+    tables |= {"multiverse": ("multiverse", MultiverseTable()), "cause": ("cause", CauseTable())}
     for name, value in StudySpec(name="").model_dump(mode="json").items():
         if name in tables:
             under, table = tables[name]

@@ -19,6 +19,7 @@ FIGURES = {
     "placebo": ("placebo",),
     "dose": ("dose",),
     "multiverse": ("multiverse",),
+    "cause": ("cause",),
     "accuracy": ("table2", "fig6"),
     "tuned": ("table9", "fig12"),
 }
@@ -84,6 +85,7 @@ TABLES = {
     "placebo": ("placebo", "edits"),
     "dose": ("dose", "dose_tests"),
     "multiverse": ("specifications", "specification_tests", "specification_settings"),
+    "cause": ("ladder", "cause", "chain"),
     "accuracy": ("accuracy", "answers"),
     "tuned": ("tuning", "tuned"),
 }  # fmt: skip

@@ -36,6 +36,10 @@ STUDIES: dict[str, tuple[str, ...]] = {
         "run", "multiverse", "--model", "{g}/model", "--data", "{g}/worked.jsonl", "--limit", "3", "--length", "5", "--conditions", "none,mless", "--set",
         "likelihood.others=3", "--set", "multiverse.template=raw", "--set", "multiverse.system=study,none",
     ),
+    "cause": (
+        "run", "cause", "--model", "{g}/model", "--data", "{g}/worked.jsonl", *SMALL, "--conditions", "none,mless", "--set", "likelihood.others=3",
+        "--set", "cause.every=2",
+    ),
     "accuracy": (
         "run", "accuracy", "--model", "{g}/model", "--data", "{g}/items.jsonl", "--prompt", "raw", "--length", "5", "--conditions", "none,mless",
         "--set", "accuracy.engine=scripted", "--set", "accuracy.script={g}/script.json",

@@ -19,7 +19,18 @@ from mless.study.kinds import MEASUREMENTS, measured_in, measurement_of, readout
 from outside import Outside
 from spelling import model_folder
 
-KINDS = ["attention", "activations", "affine", "likelihood", "accuracy", "placebo", "dose", "multiverse", "tune"]
+KINDS = [
+    "attention",
+    "activations",
+    "affine",
+    "likelihood",
+    "accuracy",
+    "placebo",
+    "dose",
+    "multiverse",
+    "cause",
+    "tune",
+]
 #: A study of each, and how its verdict begins.
 STUDIES = {
     "attention": ("quick", "tiny, 2 items of bundled, raw prompts; retained share λ"),
@@ -29,6 +40,10 @@ STUDIES = {
     "placebo": ("placebo", "tiny, 2 items of bundled: mless among 2 arbitrary edits of 3 tokens"),
     "dose": ("dose", "tiny, 6 items of bundled: mless in 2 lengths from 1 to 3 tokens, before-question, by likelihood"),
     "multiverse": ("multiverse", "tiny, 2 items of bundled: mless against none in 1 specification by likelihood"),
+    "cause": (
+        "cause",
+        "tiny, 2 items of bundled: what the effect of mless (3 × ' /', before-question) is made of, by likelihood",
+    ),
     "accuracy": ("accuracy", "tiny, 6 items of arithmetic-1"),
     "tune": ("tune", "2 settings of ARM tried"),
 }

@@ -66,10 +66,10 @@ def _plain_page(measured: str) -> Page:
         return {table: ResultFolder(folder).read_table(table).to_pylist() for table in kind.summed_up}
 
     def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
-        shown = tuple(StoredStudy(folder, read_about(folder)).conditions)
-        return [
-            file for name in kind.figures for file in draw(FigureSpec(name, name, (), shown), [folder], formats=formats)
-        ]
+        about = read_about(folder)
+        shown = tuple(StoredStudy(folder, about).conditions)
+        names = kind.figures_of(about)
+        return [file for name in names for file in draw(FigureSpec(name, name, (), shown), [folder], formats=formats)]
 
     def parts(folder: Path) -> tuple[StoredStudy, str, dict[str, Any]]:
         return StoredStudy(folder, read_about(folder)), "page.html", {}

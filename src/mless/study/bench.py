@@ -440,6 +440,11 @@ class Measurement:
             "omit_first": model.omit_first, "group_tokens": bench.group_tokens, "device": {"kind": str(model.device)} | model.computing()
         }  # fmt: skip
 
+    @classmethod
+    def figures_of(cls, about: Mapping[str, Any]) -> Sequence[str]:
+        """The figures of a finished folder's page."""
+        return cls.figures
+
     # ---- in words
 
     @classmethod

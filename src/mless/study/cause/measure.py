@@ -15,6 +15,7 @@ from mless import gates, limits, tasks
 from mless.changes import Part
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.prompting import build_prompts, resolve_kind
+from mless.results.cause_rows import DIRECTIONS
 from mless.results.folder import ResultFolder
 from mless.study.bench import Composed, Job, Measurement, Outcome, Run
 from mless.study.cause import cells
@@ -25,6 +26,7 @@ from mless.study.cause.words import cause_lines
 from mless.study.composing import Composition, Readout, changes_in, inner_spec, named_fillers, opened, run_composed
 from mless.study.identity import default_folder
 from mless.study.spec import CauseTable, StudySpec
+from mless.study.spec_tables import CAUSE_PARTS
 from mless.study.subject import Subject
 from mless.values import Condition, Item, Prompt, parse_numbers
 
@@ -51,6 +53,7 @@ class CauseMeasurement(Composed):
         assert subject.layers is not None
         layers = parse_numbers(spec.layers, subject.layers, "layer")[:: settings.every]
         heads = parse_numbers(spec.heads, subject.heads or 0, "head") if settings.by_head else []
+        _check_count(settings, layers, heads)
         noted = _noted(self, job, subject)
         _, items = job.items or spec.load_items()
         moved = _moved(job, subject, filler, items, noted) if "chain" in settings.of else None
@@ -73,6 +76,11 @@ class CauseMeasurement(Composed):
         return run_composed(self, job, run, subject, composition)
 
     @classmethod
+    def figures_of(cls, about: Mapping[str, Any]) -> Sequence[str]:
+        asked = ((about.get("study") or {}).get("cause") or {}).get("of") or CAUSE_PARTS
+        return [name for name, part in zip(cls.figures, CAUSE_PARTS, strict=True) if part in asked]
+
+    @classmethod
     def lines(cls, path: Path, readouts: Mapping[str, type[Measurement]]) -> list[str]:
         return cause_lines(path)
 
@@ -88,6 +96,15 @@ def _one_filler(spec: StudySpec) -> Condition:
             f"cause: {found[0].name!r} stands anywhere in the prompt, so no span of it sees the filler in every item; use another placement, as before-question"
         )
     return found[0]
+
+
+def _check_count(settings: CauseTable, layers: Sequence[int], heads: Sequence[int]) -> None:
+    """Before anything is measured."""
+    a_layer = sum(len(heads) if heads and part == "attention-output" else 1 for part in settings.parts)
+    mapped = len(layers) * a_layer * len(DIRECTIONS) if "map" in settings.of else 0
+    others = 16  # none and its control, the ladder, the chain
+    what = f"cause: {len(layers)} layers × {a_layer} parts and heads × 2 directions, with {others} other runs,"
+    gates.check_count(mapped + others, what, limits.CONDITIONS, BadStudy)
 
 
 def _noted(measurement: CauseMeasurement, job: Job, subject: Subject) -> Any:
@@ -139,12 +156,6 @@ def _runs_of(
         known,
     )
     conditions = found.conditions()
-    gates.check_count(
-        len(conditions),
-        f"cause: runs of {len(layers)} layers, {len(settings.parts)} parts and both directions",
-        limits.CONDITIONS,
-        BadStudy,
-    )
     if taken := [one.name for one in conditions if one is not filler and one.name == filler.name]:
         raise BadStudy(f"cause: a run of its own is called {taken[0]!r} too; give your condition another name")
     return found
