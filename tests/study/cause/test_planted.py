@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -28,14 +29,15 @@ def planted(path: Path) -> Path:
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     model_folder(path, context=512, num_hidden_layers=3, num_key_value_heads=4)
-    tokenizer, model = AutoTokenizer.from_pretrained(path), LlamaForCausalLM.from_pretrained(path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = LlamaForCausalLM.from_pretrained(path)
     (slash,) = tokenizer(" /", add_special_tokens=False).input_ids
     width = model.config.hidden_size // model.config.num_attention_heads
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight
         embedding[:, :2] = 0.0
         embedding[slash, 0] = 30.0
-        model.lm_head.weight[:, 1] = torch.linspace(-1, 1, len(embedding))  # pyright: ignore[reportArgumentType]
+        model.lm_head.weight[:, 1] = torch.linspace(-1, 1, len(embedding))
         for layer in model.model.layers:
             attention = layer.self_attn
             for one in (attention.q_proj, attention.k_proj, attention.o_proj, layer.mlp.down_proj):
