@@ -266,7 +266,8 @@ def _why_not(model: nn.Module, layers: int, probe: Prompt) -> str:
     if len(alone) < layers or not all(alone.values()):
         return "a layer hands on more than the residual stream"
     runs = recorder.runs()
-    for first in range(2, layers + 1):
+    # At the last layer all others are left out, so it misses whatever it takes from any of them.
+    for first in sorted({2, (layers + 2) // 2, layers} - {1}):
         with starting(model, first, runs, 1, runs[0].length):
             if not torch.equal(plain, _states(model, probe)):
                 return f"layer {first} takes more from earlier layers than the residual stream"

@@ -263,7 +263,8 @@ class PatchHandle(_Watch):
         self._by_row: list[tuple[Patch, ...]] = []
         self._runs: list[RecordedRun] = []
         self._made: tuple[int, dict[Place, list[_Put]], dict[int, _Inserted]] | None = None
-        self._check(prompts, runs, by_row or [tuple(patches)] * len(prompts))
+        self._known: tuple[Any, ...] = ()
+        self._check(prompts, runs, [tuple(one) for one in by_row or [patches] * len(prompts)])
         super().__init__(model, places_of(model, patches), prompts)
         self.rows(prompts, runs, by_row)
 
@@ -282,6 +283,9 @@ class PatchHandle(_Watch):
         self._follower.rows(prompts, lengths, depths)
 
     def _check(self, prompts: Sequence[Prompt], runs: Sequence[RecordedRun], by_row: Sequence[Sequence[Patch]]) -> None:
+        given = list(prompts), list(runs), by_row
+        if given == self._known:
+            return
         if not len(prompts) == len(runs) == len(by_row):
             raise BadPrompt(
                 f"{len(prompts)} prompts are to take values from {len(runs)} runs; give one run for each prompt"
@@ -293,6 +297,7 @@ class PatchHandle(_Watch):
                 check_patch(patch, prompt, run.prompt, answer=self._answer)
                 for layer in self._layers[patch]:
                     run.of(patch.part, layer)
+        self._known = given
 
     # ---- what the forward under way takes
 

@@ -7,6 +7,7 @@ with several, or with one that other layers share is refused by name.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,8 +38,25 @@ class ActivationPoint:
     gated: bool
 
 
+#: By model: what `decoder_of` found. It looks at every module, and a study with patches asks for every forward.
+_DECODERS: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], weakref.ref[nn.ModuleList]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def decoder_of(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     """The module that runs the decoder's layers, and the layers: the longest list of like modules that holds MLPs or attention."""
+    if model in _DECODERS:
+        owner, layers = (one() for one in _DECODERS[model])
+        # Layers may have been put into another list since.
+        if owner is not None and layers is not None and any(layers is child for child in owner.children()):
+            return owner, layers  # pyright: ignore[reportReturnType]
+    owner, layers = _find_decoder(model)
+    _DECODERS[model] = weakref.ref(owner), weakref.ref(layers)
+    return owner, layers
+
+
+def _find_decoder(model: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     lists = [
         (f"{path}.{name}", module, child)
         for path, module in model.named_modules()

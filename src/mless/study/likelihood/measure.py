@@ -6,6 +6,7 @@ import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -53,6 +54,8 @@ ALONE = frozenset(("cpu",))
 _GPU_TOKENS = 4096
 #: Groups of patched rows come after all others: digests are hexadecimal.
 _PATCHED = "patched "
+#: Rows that are kept once they are made.
+_ROWS_KEPT = 64
 #: Bytes of states of `none` that are kept to compare with.
 _KEPT = 4 << 30
 
@@ -93,6 +96,8 @@ class LikelihoodMeasurement(Measurement):
         self._why_whole = ""
         #: By item: those whose patched rows run beside its own.
         self._chunks: dict[int, list[int]] | None = None
+        #: The last rows that were made.
+        self._made: dict[Any, list[Branches]] = {}
         #: The engine, where mless does not read the model itself.
         self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
@@ -221,7 +226,7 @@ class LikelihoodMeasurement(Measurement):
         seen: set[Any] = set()
         for group in self.groups(bench, bench.units()):
             first = group.units[0].condition
-            kind = (first.cut, tuple(one.part for one in first.patch))
+            kind = (bool(first.cut), tuple(one.part for one in first.patch))
             units = [unit for unit in group.units if self._texts[unit.number]][:4]
             if changes(first) and kind not in seen and len(units) > 1:
                 seen.add(kind)
@@ -309,10 +314,15 @@ class LikelihoodMeasurement(Measurement):
         from mless.capture.branching import branches
 
         assert unit.prompt is not None
-        ids = self._texts[unit.number].ids()
-        if self._together if together is None else together:
-            return [branches(unit.prompt, ids)]
-        return [branches(unit.prompt, [one]) for one in ids]
+        joined = self._together if together is None else together
+        # Many conditions have the same prompt and differ in what they do to the model.
+        key = unit.number, unit.prompt.token_ids, unit.prompt.position_ids, unit.prompt.spans, joined
+        if key not in self._made:
+            ids = self._texts[unit.number].ids()
+            if len(self._made) >= _ROWS_KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = [branches(unit.prompt, some) for some in ([ids] if joined else ([one] for one in ids))]
+        return [replace(row, prompt=unit.prompt) for row in self._made[key]]
 
     # ---- scoring
 
