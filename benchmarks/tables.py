@@ -31,6 +31,8 @@ BENCHMARKS = (
     "arm",
     "study",
     "likelihood",
+    "cause",
+    "cutting",
     "groups",
     "driver",
     "workers",
@@ -144,6 +146,15 @@ def aims() -> str:
     at_most("CPU (2 cores, aarch64), likelihood study over its plain forwards", 1.5, here, ".2f")
     eight = [row["ratio"] for row in _kept("h200host-likelihood")]
     at_most("CPU (8 cores, x86), the same with 100 items", 1.5, eight, ".2f")
+    at_most(
+        "H200, cause study over layers × 3 × 2 + 2 plain forwards an item",
+        1.5,
+        [row["ratio"] for row in _kept("h200-cause")],
+        ".2f",
+    )
+    for rows, tokens in ((8, 512), (1, 8192)):
+        cut = [row["ratio"] for row in _kept("h200-cutting") if (row["rows"], row["tokens"]) == (rows, tokens)]
+        at_most(f"H200, forward with a cut over one without, {rows} × {tokens:,} tokens, three cuts", 1.1, cut, ".2f")
     four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
     at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
     judged = [row["ratio"] for row in rows_of("h200host-judging", "judged", workers=16)]
@@ -404,6 +415,24 @@ def likelihood() -> str:
     return _table((*names, "**after loading**", "**over plain**", "memory, GB"), made)
 
 
+def cause() -> str:
+    """Every recorded run."""
+    names = ("run", "items", "plain forward, ms", "forwards", "measuring", "finishing", "**after loading**", "**ratio**")
+    made = []
+    for row in sorted(_kept("h200-cause"), key=lambda row: row["run"]):
+        plain = min(ms for name, ms in row.items() if re.fullmatch(r"plain_\d+_ms", name))
+        items = int(re.findall(r"[0-9]+", row["what"])[0])
+        timed = (row[name] for name in ("measure_s", "finish_s", "after_loading_s", "ratio"))
+        made.append((row["run"], items, plain, f"{row['forwards']:,}", *timed))
+    return _table(names, made)
+
+
+def cutting() -> str:
+    fields = ("cut", "rows", "tokens", "plain_ms", "ratio", "worst")
+    rows = ([row[name] for name in fields] for row in _newest(_kept("h200-cutting")))
+    return _table(("cut", "rows", "tokens", "plain, ms", "**over plain**, median", "the worst of 9"), rows)
+
+
 def study() -> str:
     """Every recorded run: what is measured changes from run to run, and a process's first study pays for its kernels."""
     head = ["run", "plain forwards, s", "measuring", "finishing", "drawing", "**after loading**", "**over plain**"]
@@ -487,6 +516,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ARM": arm,
     "study": study,
     "likelihood": likelihood,
+    "cause": cause,
+    "cuts": cutting,
     "workers": workers,
     "groups": groups,
     "driver": driver,

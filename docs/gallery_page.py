@@ -22,7 +22,7 @@ class _Shown:
 
 
 _SMOL = "SmolLM2-135M-Instruct"
-_CAUSE = "mless run cause --model … --data gsm8k --limit 100"
+_CAUSE = "mless run cause --data gsm8k --limit 100 --dtype float32"
 # One row a kind: `page` fails where the table of kinds has one that is not here, or a picture is missing.
 SHOWN: dict[str, _Shown] = {
     "heads": _Shown(
@@ -127,23 +127,21 @@ SHOWN: dict[str, _Shown] = {
     ),
     "ladder": _Shown(
         "Ladder",
-        "Who has to see the filler: the change at each rung, and the five changes that add up to it. From drawn numbers, to show the picture.",
+        "Who has to see the filler: the change at each rung, and the five changes that add up to it.",
         _CAUSE,
         "ladder.png",
         "cause.md",
     ),
     "cause": _Shown(
         "Map of causes",
-        "Layer × part: the share of the filler's effect that comes when its value is put in, and that goes when it is taken out. From "
-        "drawn numbers, to show the picture.",
+        "Layer × part: the share of the filler's effect that comes when its value is put in, and that goes when it is taken out.",
         _CAUSE,
         "cause.png",
         "cause.md",
     ),
     "chain": _Shown(
         "Chain",
-        "How much of the effect passes through layer 1's attention output, the first MLP's activation, and elsewhere. From drawn numbers, "
-        "to show the picture.",
+        "How much of the effect passes through layer 1's attention output, the first MLP's activation, and elsewhere.",
         _CAUSE,
         "chain.png",
         "cause.md",

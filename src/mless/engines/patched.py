@@ -129,7 +129,7 @@ def _with_filler(
     """A row as with the filler: its keys and values lie where they lie there. Which layers see them is up to `SlotCuts`."""
     prompt, source = changes.prompt, changes.source
     assert source is not None
-    ours, theirs = (torch.from_numpy(one).to(model.device) for one in aligned(prompt, source, NAMED_SPANS))
+    ours, theirs = (torch.from_numpy(one.copy()).to(model.device) for one in aligned(prompt, source, NAMED_SPANS))
     filler = torch.tensor(source.positions("filler"), device=model.device)
     layers = layers_put_in(model, changes)
     beginning: Beginning = []

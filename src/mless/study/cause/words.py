@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mless.results.cause_rows import CauseCell, CauseLink, LadderStep
-from mless.results.caused import DIRECTION_WORDS, LINK_WORDS, STEP_WORDS, StoredCause, place_of, shown_at
+from mless.results.caused import CHANGE_WORDS, DIRECTION_WORDS, LINK_WORDS, StoredCause, place_of, shown_at
 from mless.results.nats import around, signed, unit_of_change
 from mless.results.placed import shown_metrics
 from mless.results.wording import p_words
@@ -45,19 +45,13 @@ def _ladder(rows: Sequence[LadderStep]) -> list[str]:
     by = {(row.step, row.against): row for row in rows}
     whole = by["all", "none"]
     metric = whole.metric
-    changes = {
-        "moved positions": by["positions", "none"],
-        "a filler that nobody sees": by["nobody", "positions"],
-        "the question's sight of it": by["question", "nobody"],
-        "the answer's sight of it": by["answer", "nobody"],
-        STEP_WORDS["interaction"]: by["interaction", None],
-    }
+    changes = {CHANGE_WORDS[row.step]: row for row in rows if row.adds_up}
     said = [
         f"{words} {_number(row)}{f' ({p_words(row.p_adjusted)})' if shown_at(row.p_adjusted) else ''}"
         for words, row in changes.items()
     ]
     total = f"{_number(whole)} {unit_of_change(metric)}, {p_words(whole.p)}"
-    return [f"{metric}, the ladder: in all {total}; made of {'; '.join(said)}"]
+    return [f"{metric}, the ladder: in all {total}; the sum of {'; '.join(said)}"]
 
 
 def _share(row: CauseCell | CauseLink) -> str:
