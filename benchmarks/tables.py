@@ -417,7 +417,16 @@ def likelihood() -> str:
 
 def cause() -> str:
     """Every recorded run."""
-    names = ("run", "items", "plain forward, ms", "forwards", "measuring", "finishing", "**after loading**", "**ratio**")
+    names = (
+        "run",
+        "items",
+        "plain forward, ms",
+        "forwards",
+        "measuring",
+        "finishing",
+        "**after loading**",
+        "**ratio**",
+    )
     made = []
     for row in sorted(_kept("h200-cause"), key=lambda row: row["run"]):
         plain = min(ms for name, ms in row.items() if re.fullmatch(r"plain_\d+_ms", name))

@@ -14,10 +14,10 @@ from mless import __version__
 from mless.errors import BadFolder
 from mless.results.folder import GROUPED, SEALED, ResultFolder
 from mless.results.manifest import measured_in
+from mless.study.composed_tables import MULTIVERSE_SETTINGS
 from mless.study.conditions import conditions_of
 from mless.study.loading import write_sets
 from mless.study.spec import LikelihoodTable, StudySpec
-from mless.study.spec_tables import MULTIVERSE_SETTINGS
 from mless.values import Item
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from mless.engines import ENGINES
 from mless.errors import BadStudy
 from mless.prompting import SYSTEM_TEXT
 from mless.stats import Margins
+from mless.study.composed_tables import COMPOSED, CauseTable, DoseTable, MultiverseTable, PlaceboTable
 from mless.study.spec_tables import (
     CALCULATOR,
-    COMPOSED,
     CPU_GROUP,
     FORBID,
     GPU_GROUP,
@@ -31,21 +31,17 @@ from mless.study.spec_tables import (
     ActivationsTable,
     AffineTable,
     ArmTable,
-    CauseTable,
     Conditions,
     ConditionTable,
-    DoseTable,
     EngineTable,
     FigureTable,
     Filler,
     Length,
     LikelihoodTable,
     MarginTable,
-    MultiverseTable,
     Name,
     Names,
     PanelTable,
-    PlaceboTable,
     Rows,
     Seed,
     Text,

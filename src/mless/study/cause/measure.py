@@ -23,10 +23,10 @@ from mless.study.cause.cells import Moved, Runs
 from mless.study.cause.moving import equal_arm, moved_of
 from mless.study.cause.tables import tables_of_changes
 from mless.study.cause.words import cause_lines
+from mless.study.composed_tables import CAUSE_PARTS
 from mless.study.composing import Composition, Readout, changes_in, inner_spec, named_fillers, opened, run_composed
 from mless.study.identity import default_folder
 from mless.study.spec import CauseTable, StudySpec
-from mless.study.spec_tables import CAUSE_PARTS
 from mless.study.subject import Subject
 from mless.values import Condition, Item, Prompt, parse_numbers
 

@@ -15,12 +15,12 @@ from mless.engines import ENGINES
 from mless.errors import BadStudy, MlessError
 from mless.prompting import PromptKind, build_messages, render, resolve_kind
 from mless.study.bench import Composed, Job, Measurement, Outcome, Run
+from mless.study.composed_tables import TASKS_OWN
 from mless.study.composing import Composition, Readout, inner_spec, opened, run_composed
 from mless.study.conditions import condition_named
 from mless.study.multiverse.tables import ENGINES_OWN, Cell, cells_of, multiverse_tables
 from mless.study.multiverse.words import multiverse_lines
 from mless.study.spec import AccuracyTable, LikelihoodTable, MultiverseTable, StudySpec
-from mless.study.spec_tables import TASKS_OWN
 from mless.study.subject import Subject
 from mless.values import Condition, Item
 

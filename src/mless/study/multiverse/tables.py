@@ -20,8 +20,8 @@ from mless.results.nats import METRICS_OF_CHANGE
 from mless.results.schemas import REPLIES, table_of_rows
 from mless.results.specification_rows import SPECIFICATION_SETTINGS, SPECIFICATION_TESTS, SPECIFICATIONS
 from mless.stats.specifications import Specified, each_specification, joint_test, setting_effects
+from mless.study.composed_tables import MULTIVERSE_SETTINGS, MultiverseTable
 from mless.study.composing import Changes, answered_changes, changes_in
-from mless.study.spec_tables import MULTIVERSE_SETTINGS, MultiverseTable
 
 Row = dict[str, Any]
 
