@@ -94,7 +94,7 @@ def test_study_json_and_verdict_say_what_was_changed_and_proved(folder: Path) ->
     assert about["conditions"]["put-in"]["patch"][0]["source"] == "mless"
     assert "cut" not in about["conditions"]["mless"]
     assert about["proofs"]["cuts of nobody"]["output"] < 1e-5
-    assert about["proofs"]["patches of put-in"] == {"own": 0.0, "values": 0.0}
+    assert about["proofs"]["patches"] == {"own": 0.0, "values": 0.0}
     assert about["engine"]["self_check"]["forward"] < 1e-3
     said = "\n".join(verdict_lines(folder))
     assert "end+answer → system+question cut in layers 2-, heads 1-2" in said
