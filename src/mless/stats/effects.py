@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from mless.errors import BadData, BadStudy
-from mless.stats.intervals import mean_intervals, moments, reach, sample_skewness, student, tail_p, tilt
+from mless.stats.intervals import interval_p, mean_intervals, moments, reach, sample_skewness, student, tail_p, tilt
 from mless.stats.paired import same_items
 from mless.stats.planning import ChangeVerdict, change_verdict, first_with, items_for_mean, smallest_detectable_mean
 from mless.stats.shares import holm, sign_flip, smallest_p
@@ -233,13 +233,8 @@ def _changes(
     found: list[_Change] = []
     # one by one: sums over a table's rows may differ in the last digit from those over one of its columns
     for (scores, _), p in zip(both, flipped.tolist(), strict=True):
-        mean, error, n, deviations = moments(scores)
-        a = tilt(sample_skewness(deviations, n), n) * np.sign(mean)
         # without a spread the sign-flip test decides alone
-        by_interval = 1.0 if mean[0] == 0 else 0.0
-        if error[0] != 0:
-            by_interval = min(2 * float(tail_p(np.abs(mean) / error, a, n - 1.0)[0]), 1.0)
-        found.append(_Change(scores[:, 0], p, by_interval))
+        found.append(_Change(scores[:, 0], p, float(interval_p(scores)[0])))
     return found
 
 

@@ -131,6 +131,15 @@ def tail_p(
     return np.asarray(stdtr(free, -np.fmin(distance, hall)))
 
 
+def interval_p(values: Float64[np.ndarray, "items rows"]) -> Float64[np.ndarray, " rows"]:
+    """The p at which each row's interval ends at 0. Where nothing varies it is 1 for a mean of 0, and else 0."""
+    mean, error, n, deviations = moments(values)
+    a = tilt(sample_skewness(deviations, n), n) * np.sign(mean)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.minimum(2 * tail_p(np.abs(mean) / error, a, n - 1.0), 1.0)
+    return np.where(error == 0, np.where(mean == 0, 1.0, 0.0), p)
+
+
 def _undo_skewness(g: Float64[np.ndarray, " rows"], a: Float64[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
     """The t for which Hall's g(t) is `g`."""
     rest = g - a / 6

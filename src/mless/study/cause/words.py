@@ -58,8 +58,12 @@ def _share(row: CauseCell | CauseLink) -> str:
     if row.share is None:
         return "no share"
     if row.share_lo is None or row.share_hi is None:
-        return f"{100 * row.share:.0f} %"
-    return f"{100 * row.share:.0f} % [{100 * row.share_lo:.0f}, {100 * row.share_hi:.0f}]".replace("-", "−")
+        return f"{_percent(row.share)} %"
+    return f"{_percent(row.share)} % [{_percent(row.share_lo)}, {_percent(row.share_hi)}]"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share):d}".replace("-", "−")
 
 
 def _map(rows: Sequence[CauseCell]) -> list[str]:
