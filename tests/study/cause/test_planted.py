@@ -101,20 +101,20 @@ def test_of_the_published_chain_nothing_is_left(folder: Path) -> None:
 
 @pytest.mark.parametrize("skewed", [False, True])
 def test_where_nothing_is_planted_nothing_is_claimed(skewed: bool) -> None:
-    """Simulated: of 100 studies without any cause one in twenty may name a cell. More than 11 come by chance once in a hundred times."""
+    """Simulated: of 80 studies without any cause one in twenty may name a cell. More than 9 come by chance once in a hundred times."""
     rng = np.random.default_rng(4)
     places = cells(FILLER, range(1, 9), ("attention-output", "mlp-output"), (), ("all",))
     runs = Runs(FILLER, {}, places, {})
     columns = {one.name: at for at, one in enumerate(runs.conditions())}
     claims = 0
-    for _ in range(100):
-        noise = rng.normal(0, 1, (12, len(columns)))  # so few that every sign pattern is tried, which is fast
+    for _ in range(80):
+        noise = rng.normal(0, 1, (24, len(columns)))
         noise = rng.exponential(1, noise.shape) - 1 if skewed else noise
-        whole = rng.normal(0.5, 1, 12)
+        whole = rng.normal(0.5, 1, 24)
         noise[:, columns["mless"]] = whole
         for one in places:
             if one.direction == "out":
                 noise[:, columns[one.condition.name]] += whole
         made = tables_of_changes({"solution": noise}, runs, {"model": "m", "task": "t"}, seed=0)
         claims += int((pl.DataFrame(made["cause"])["p_adjusted"] <= 0.05).any())
-    assert claims <= 11
+    assert claims <= 9
