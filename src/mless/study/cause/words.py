@@ -14,6 +14,8 @@ from mless.values import condition_of, condition_words, counted
 
 #: How many cells of a map are named.
 _NAMED = 5
+#: With fewer items, if they are skewed, more than 5 % of maps without a cause name a cell (docs/statistics.md).
+_ENOUGH = 24
 
 
 def cause_lines(path: Path) -> list[str]:
@@ -133,6 +135,10 @@ def _limits(steps: Sequence[LadderStep], cells: Sequence[CauseCell]) -> list[str
     if cells:
         of_one = sum(row.metric == cells[0].metric for row in cells)
         said.append(f"cells matter where p ≤ 0.05 after Holm over the {of_one} of a metric")
+        if (few := min(row.n for row in cells)) < _ENOUGH:
+            said.append(
+                f"with {counted(few, 'item')} a map may claim too much where items are skewed; take at least {_ENOUGH}"
+            )
     if steps:
         said.append("the question is all of the prompt after the filler; p of the five changes are Holm's")
     return said
