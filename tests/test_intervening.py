@@ -13,7 +13,7 @@ from mless.capture import cutting, forwards, patching
 from mless.capture.seam import changed
 from mless.changes import PARTS
 from mless.errors import BadPrompt, BadStudy, ProofFailed
-from mless.intervening import prove_cuts, prove_patches
+from mless.intervening import prove_cuts, prove_patches, starts_anywhere
 from tiny import FAMILIES, prompt_of, tiny
 
 WITH = prompt_of(("start", 2), ("system", 4), ("filler", 5), ("question", 6), ("end", 3))
@@ -142,3 +142,14 @@ def test_the_row_stable_engine_does_not_answer_without_a_cut_that_is_in_force() 
         pytest.raises(BadStudy, match="cuts and patches are in force"),
     ):
         mless.HfEngine(model, length=64, slots=1)
+
+
+def test_a_layer_that_needs_more_of_an_earlier_one_than_its_stream_is_found() -> None:
+    """As where layers share keys. Patched runs are then whole."""
+    assert starts_anywhere(tiny("llama", head=True).model, 2, WITH) == ""
+    model: Any = tiny("llama", head=True).model
+    left: list[bool] = []
+    first, second = model.model.layers[:2]
+    first.self_attn.register_forward_hook(lambda *_: left.append(True))
+    second.register_forward_pre_hook(lambda *_: left.clear() if left else left.pop())
+    assert "IndexError" in starts_anywhere(model, 2, WITH)

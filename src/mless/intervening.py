@@ -251,9 +251,10 @@ def starts_anywhere(model: nn.Module, layers: int, prompt: Prompt) -> str:
     """Whether a forward that starts at a later layer (`capture.starting`) has the bits of a whole one; empty if so, else why not."""
     probe = _probe(prompt)
     known = _PROVED.setdefault(model, {})
-    if "starts" not in known:
-        known["starts"] = {_why_not(model, layers, probe): 0.0}
-    return next(iter(known["starts"]))
+    key = ("starts", _where(model))
+    if key not in known:
+        known[key] = {_why_not(model, layers, probe): 0.0}
+    return next(iter(known[key]))
 
 
 def _why_not(model: nn.Module, layers: int, probe: Prompt) -> str:
@@ -266,11 +267,14 @@ def _why_not(model: nn.Module, layers: int, probe: Prompt) -> str:
     if len(alone) < layers or not all(alone.values()):
         return "a layer hands on more than the residual stream"
     runs = recorder.runs()
-    # At the last layer all others are left out, so it misses whatever it takes from any of them.
-    for first in sorted({2, (layers + 2) // 2, layers} - {1}):
-        with starting(model, first, runs, 1, runs[0].length):
-            if not torch.equal(plain, _states(model, probe)):
-                return f"layer {first} takes more from earlier layers than the residual stream"
+    for first in range(2, layers + 1):
+        try:
+            with starting(model, first, runs, 1, runs[0].length):
+                same = torch.equal(plain, _states(model, probe))
+        except Exception as fault:  # noqa: BLE001 - a layer that misses what an earlier one left may fail in any way
+            return f"layer {first} needs more of earlier layers than the residual stream ({type(fault).__name__})"
+        if not same:
+            return f"layer {first} takes more from earlier layers than the residual stream"
     return ""
 
 

@@ -37,7 +37,7 @@ PART_WORDS = {
 LINK_WORDS = {
     "attention-output": "through layer 1's attention output",
     "mlp-activation": "through the first MLP's activation",
-    "both": "through either of them",
+    "both": "through both",
     "elsewhere": "elsewhere",
     "arm": "ARM in layer 1, to compare",
 }

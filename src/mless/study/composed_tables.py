@@ -96,6 +96,15 @@ class CauseTable(BaseModel):
                         f"{field}: no {one[:60]!r}{near(one[:60], known_ones)}; there are: {', '.join(known_ones)}"
                     )
         as_value_error(lambda: Patch("residual", at=self.at))
+        if "keys-values" in self.parts and self.at != ["all"]:
+            raise ValueError(
+                "at: keys-values are put in and taken out whole; leave at out, or keys-values out of parts"
+            )
+        if "accuracy" in self.by and ("keys-values" in self.parts or "answer" in self.at):
+            raise ValueError(
+                "by: answers are patched at the prompt's tokens only, and keys-values (or at = answer) take the answer's too; leave accuracy out of "
+                "by, or those out"
+            )
         if self.by_head and "attention-output" not in self.parts:
             raise ValueError("by_head: only attention-output is apart by head; add it to parts, or leave by_head out")
         return self

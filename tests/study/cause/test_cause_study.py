@@ -118,7 +118,7 @@ def test_a_run_that_starts_late_has_the_numbers_of_one_that_starts_at_the_first_
         assert table(tmp_path / "whole", name).equals(table(folder, name))
 
 
-def test_rows_that_run_together_and_a_resumed_run_have_the_same_numbers(
+def test_rows_that_run_together_have_the_same_numbers_every_time(
     folder: Path, tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU; there padding is a part of a row's shape, so numbers are near and not the same."""
@@ -195,6 +195,16 @@ def test_words_and_page(folder: Path) -> None:
         ([], {"conditions": ["none"]}, "no filler is named"),
         ([], {"conditions": ["none", "position-only"]}, "inserts nothing"),
         ([], {"placement": "anywhere"}, "stands anywhere in the prompt"),
+        ([], {"placement": "before-answer"}, "ends the prompt"),
+        ([], {"placement": "end", "prompt": "raw"}, "ends the prompt"),
+        (
+            [],
+            {"conditions": ["none", "positions"], "condition": {"positions": {"filler": " /"}}},
+            "is called 'positions' too",
+        ),
+        (["likelihood.engine=vllm"], {}, "use likelihood.engine=hf"),
+        (["cause.parts=keys-values", "cause.at=question"], {}, "put in and taken out whole"),
+        (["cause.parts=keys-values", "cause.by=likelihood,accuracy"], {}, "leave accuracy out of by"),
         ([], {"layers": "1-3"}, "no layer 3"),
         (["cause.by_head=true"], {"heads": "9"}, "no head 9"),
         (["cause.parts=attention"], {}, "there are: residual, attention-output"),
@@ -219,6 +229,11 @@ def test_more_runs_than_a_study_may_have_are_refused(tmp_path: Path, task: Path)
     with pytest.raises(BadStudy, match=r"cause: 70 layers × 8 parts and heads × 2.*at most 1,000 conditions"):
         run_tiny(deep, task, tmp_path / "out", ["cause.by_head=true", f"cause.parts={parts}"])
     assert not (tmp_path / "out").exists()
+
+
+def test_another_arm_is_not_passed_over(folder: Path, tiny: Path, task: Path) -> None:
+    with pytest.raises(BadFolder, match=r"it differs in (arm|cause)"):
+        run_tiny(tiny, task, folder, ["arm.p1=90"])
 
 
 def test_another_map_in_the_same_folder_is_refused(folder: Path, tiny: Path, task: Path) -> None:

@@ -13,6 +13,8 @@ from mless.values import ArmSettings, Condition
 FIRST = 1
 #: What a patch of keys and values starts from: keys hold positions, so both runs must have the same.
 POSITIONS = "positions"
+#: ARM beside the chain.
+ARM = "arm-equal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Runs:
     @property
     def arm(self) -> Condition | None:
         """ARM in layer 1, beside the chain."""
-        return None if self.moved is None or not self.chain else Condition("arm-equal", "none", arm=self.moved.settings)
+        return None if self.moved is None or not self.chain else Condition(ARM, "none", arm=self.moved.settings)
 
     def conditions(self) -> list[Condition]:
         """Each once, but `none`, in the order of the columns of a table of changes."""

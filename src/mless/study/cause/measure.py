@@ -26,7 +26,7 @@ from mless.study.cause.words import cause_lines
 from mless.study.composed_tables import CAUSE_PARTS
 from mless.study.composing import Composition, Readout, changes_in, inner_spec, named_fillers, opened, run_composed
 from mless.study.identity import default_folder
-from mless.study.spec import CauseTable, StudySpec
+from mless.study.spec import AccuracyTable, CauseTable, LikelihoodTable, StudySpec
 from mless.study.subject import Subject
 from mless.values import Condition, Item, Prompt, parse_numbers
 
@@ -54,6 +54,8 @@ class CauseMeasurement(Composed):
         layers = parse_numbers(spec.layers, subject.layers, "layer")[:: settings.every]
         heads = parse_numbers(spec.heads, subject.heads or 0, "head") if settings.by_head else []
         _check_count(settings, layers, heads)
+        _check_engines(spec, settings)
+        _check_place(spec, filler, resolve_kind(spec.prompt, subject.tokenizer, subject.label))
         noted = _noted(self, job, subject)
         _, items = job.items or spec.load_items()
         moved = _moved(job, subject, filler, items, noted) if "chain" in settings.of else None
@@ -68,9 +70,9 @@ class CauseMeasurement(Composed):
             changes = changes_in(inner, about["items"], [one.name for one in listed])
             return tables_of_changes(changes, made, names, seed=spec.seed, flips=spec.flips)
 
-        own = {
-            "cause": settings.measured() | {"layers": spec.layers, "heads": spec.heads if settings.by_head else None}
-        }
+        more = {"layers": spec.layers, "heads": spec.heads if settings.by_head else None}
+        more |= {"arm": spec.arm.model_dump()} if "chain" in settings.of else {}
+        own = {"cause": settings.measured() | more}
         told = {_NOTED: asdict(moved) if isinstance(moved, Moved) else moved}
         composition = Composition(studies, [Condition("none", "none"), *listed], tables, own, by, noted=told)
         return run_composed(self, job, run, subject, composition)
@@ -96,6 +98,25 @@ def _one_filler(spec: StudySpec) -> Condition:
             f"cause: {found[0].name!r} stands anywhere in the prompt, so no span of it sees the filler in every item; use another placement, as before-question"
         )
     return found[0]
+
+
+def _check_engines(spec: StudySpec, settings: CauseTable) -> None:
+    """Before layer 1 is loaded, and before one readout has run that another would refuse."""
+    asked = {"likelihood": spec.likelihood or LikelihoodTable(), "accuracy": spec.accuracy or AccuracyTable()}
+    for name in settings.by:
+        if asked[name].engine != "hf":
+            raise BadStudy(
+                f"cause cuts and patches the model, which the engine {asked[name].engine} does not let it do; use {name}.engine=hf"
+            )
+
+
+def _check_place(spec: StudySpec, filler: Condition, kind: str) -> None:
+    """Tokens have to stand between the filler and the answer: what the last one of the prompt computes is patched, and predicts the answer."""
+    if filler.placement == "before-answer" or (filler.placement == "end" and kind == "raw"):
+        raise BadStudy(
+            f"cause: {filler.name!r} ends the prompt ({filler.placement}, {kind} prompt), so its own last token predicts the answer and has no value in "
+            "a run without it; use --placement before-question"
+        )
 
 
 def _check_count(settings: CauseTable, layers: Sequence[int], heads: Sequence[int]) -> None:
@@ -155,7 +176,7 @@ def _runs_of(
         cells.chain(filler, settings.at, activation=known is not None) if "chain" in settings.of else {},
         known,
     )
-    conditions = found.conditions()
-    if taken := [one.name for one in conditions if one is not filler and one.name == filler.name]:
-        raise BadStudy(f"cause: a run of its own is called {taken[0]!r} too; give your condition another name")
+    own = [*found.ladder.values(), *(one.condition for one in found.cells), *found.chain.values()]
+    if filler.name in {cells.POSITIONS, cells.ARM, *(one.name for one in own)}:
+        raise BadStudy(f"cause: a run of its own is called {filler.name!r} too; give your condition another name")
     return found

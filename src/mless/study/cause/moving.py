@@ -55,8 +55,7 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
     chosen = replace(settings, c=None, fraction=best, layers=(FIRST,))
     reached = _by_arm(held, seeds, tokens, chosen)
     near = abs(reached - wanted) <= _NEAR * wanted
-    word = "most" if reached < wanted else "least"
-    note = None if near else f"ARM moves them by {reached:.3g} at {word}, and the filler by {wanted:.3g}"
+    note = None if near else f"ARM comes no nearer than {reached:.3g} to the {wanted:.3g} that the filler moves them by"
     return Moved(wanted, reached, chosen, note)
 
 
@@ -69,7 +68,8 @@ def _share_for(wanted: float, moved: Callable[[float], float]) -> float:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if moved(middle) < wanted else (low, middle)
-    return round((low + high) / 2, 4)
+    # The share of values is a step function of what is asked for: of the two sides of a step the nearer one.
+    return min((round(low, 4), round(high, 4)), key=lambda share: abs(moved(share) - wanted))
 
 
 def _by_arm(

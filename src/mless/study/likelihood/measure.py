@@ -413,10 +413,11 @@ class LikelihoodMeasurement(Measurement):
         if width not in self._recorded:
             assert self._scorer is not None
 
-            def row_of(source: Source) -> Branches:
+            def row_of(source: Source) -> Branches | None:
                 prompt = bench.prompts_of(source.condition)[source.number]
                 one = Unit(bench.conditions[0], source.number, prompt)
-                return self._rows(one)[source.at]
+                rows = self._rows(one)
+                return rows[source.at] if source.at < len(rows) else None  # another item may have fewer texts
 
             self._recorded[width] = Recordings(
                 bench.model,

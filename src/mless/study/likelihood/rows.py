@@ -72,7 +72,7 @@ class Recordings:
         conditions: Sequence[Condition],
         prompts: Mapping[str, Sequence[Prompt]],
         scorer: Scorer,
-        row_of: Callable[[Source], Branches],
+        row_of: Callable[[Source], Branches | None],
         shape_of: Callable[[Branches], tuple[int, int]],
         beside: Callable[[int], Sequence[int]],
         *,
@@ -143,13 +143,14 @@ class Recordings:
     def _record(self, source: Source, asked: Sequence[Place]) -> None:
         """Its row, and beside it those that are needed next: a forward has room for so many rows, whether they are there or not."""
         row, cuts = self._row_of(source), self._cuts[source.condition]
+        assert row is not None
         shape = self._shape_of(row)
         rows = {source: row}
         for number in self._beside(source.number):
             other = source._replace(number=number)
             if len(rows) < shape[0] and other not in self._kept:
                 theirs = self._row_of(other)
-                if self._shape_of(theirs) == shape and theirs.own_mask == row.own_mask:
+                if theirs is not None and self._shape_of(theirs) == shape and theirs.own_mask == row.own_mask:
                     rows[other] = theirs
         wanted = list(self._needed.get(source.condition, {}) | dict.fromkeys(asked))
         with cut_rows(self._model, cuts, list(rows.values())) if cuts else nullcontext():
