@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from mless.changes import Part
-from mless.results.folder import ResultFolder
 from mless.study.cause.cells import Moved, Runs, cells, chain, ladder
 from mless.study.cause.tables import tables_of_changes
 from mless.values import ArmSettings, Condition
+from written_folders import write_folder
 
 SCALES = {"solution": 0.02, "contrast": 0.4, "pass@1": 0.05}
 FILLER = Condition("mless", "repeat", " /", 55)
@@ -64,10 +64,4 @@ def write_cause(
         "inner": ["likelihood"],
         "conditions": {one.name: asdict(one) for one in (Condition("none", "none"), *runs.conditions())},
     }
-    folder = ResultFolder(path)
-    with folder.writing():
-        folder.write_manifest(about)
-        for name, table in tables.items():
-            folder.write_table(name, table)
-        folder.write_manifest(about)
-    return path
+    return write_folder(path, about, tables)

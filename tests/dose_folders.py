@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mless.results.folder import ResultFolder
 from mless.study.dose.tables import tables_of_changes
 from mless.study.grids import dose_conditions, dose_lengths
 from mless.values import Condition
+from written_folders import write_folder
 
 FILLERS = {"mless": Condition("mless", "repeat", " /", 55), "mful": Condition("mful", "repeat", " he", 55)}
 SCALES = {"solution": 0.004, "contrast": 0.1, "choice": 0.05}
@@ -50,13 +50,7 @@ def write_dose(
         "inner": ["likelihood"],
         "conditions": {one.name: asdict(one) for one in cells},
     }
-    folder = ResultFolder(path)
-    with folder.writing():
-        folder.write_manifest(about)
-        for name, table in tables.items():
-            folder.write_table(name, table)
-        folder.write_manifest(about)
-    return path
+    return write_folder(path, about, tables)
 
 
 def _effect(one: Condition, first: str, most: int) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mless.results.folder import ResultFolder
 from mless.study.grids import placebo_conditions
 from mless.study.placebo.tables import tables_of_changes
 from mless.values import Condition
+from written_folders import write_folder
 
 FILLERS = (Condition("mless", "repeat", " /", 55), Condition("mful", "repeat", " he", 55), Condition("random", "text", None, 55))  # fmt: skip
 #: Between-edit sd, and the mean of all edits.
@@ -52,10 +52,4 @@ def write_placebo(
         "inner": ["likelihood"],
         "conditions": {one.name: asdict(one) for one in conditions},
     }
-    folder = ResultFolder(path)
-    with folder.writing():
-        folder.write_manifest(about)
-        for name, table in tables.items():
-            folder.write_table(name, table)
-        folder.write_manifest(about)
-    return path
+    return write_folder(path, about, tables)

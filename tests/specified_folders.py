@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mless.results.folder import ResultFolder
 from mless.study.multiverse.tables import Cell, cells_of, tables_of_changes
 from mless.study.spec import MultiverseTable
 from mless.values import Condition
+from written_folders import write_folder
 
 CONDITIONS = {"mless": Condition("mless", "repeat", " /", 55), "mful": Condition("mful", "repeat", " he", 55)}
 SCALES = {"solution": 0.004, "contrast": 0.1, "pass@1": 0.05}
@@ -55,10 +55,4 @@ def write_multiverse(
         "inner": sorted({cell.folder for cell in changes}),
         "conditions": {name: asdict(CONDITIONS.get(name) or Condition(name, "none")) for name in ("none", *conditions)},
     }
-    folder = ResultFolder(path)
-    with folder.writing():
-        folder.write_manifest(about)
-        for name, table in tables.items():
-            folder.write_table(name, table)
-        folder.write_manifest(about)
-    return path
+    return write_folder(path, about, tables)

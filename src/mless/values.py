@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import operator
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, SupportsIndex, cast, get_args
@@ -185,6 +186,11 @@ def arm_of(stored: Mapping[str, Any]) -> ArmSettings:
     """ARM's settings as study.json has them."""
     given: dict[str, Any] = {**stored, "layers": tuple(stored["layers"])}
     return ArmSettings(**given)
+
+
+def arm_seed(item: str, seed: int) -> int:
+    """What ARM draws with in a measurement: it differs from item to item, and is the same in every run."""
+    return zlib.crc32(item.encode(errors="surrogatepass")) ^ ((seed << 32) & ((1 << 62) - 1))
 
 
 def arm_words(one: ArmSettings) -> str:

@@ -374,9 +374,7 @@ class Measurement:
                     yield Group(units)
 
     def stored_with(self, bench: Bench, unit: Unit) -> str:
-        """Units that follow one another and have this in common are stored together, a few at a time. Those of a condition, unless it comes
-        condition by condition in `groups` only here and there.
-        """
+        """Units that follow one another in `groups` and have this text in common are stored together, a few at a time."""
         return unit.condition.name
 
     def run_groups(

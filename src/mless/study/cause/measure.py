@@ -55,7 +55,7 @@ class CauseMeasurement(Composed):
         heads = parse_numbers(spec.heads, subject.heads or 0, "head") if settings.by_head else []
         _check_count(settings, layers, heads)
         _check_engines(spec, settings)
-        _check_place(spec, filler, resolve_kind(spec.prompt, subject.tokenizer, subject.label))
+        _check_place(filler, resolve_kind(spec.prompt, subject.tokenizer, subject.label))
         noted = _noted(self, job, subject)
         _, items = job.items or spec.load_items()
         moved = _moved(job, subject, filler, items, noted) if "chain" in settings.of else None
@@ -110,7 +110,7 @@ def _check_engines(spec: StudySpec, settings: CauseTable) -> None:
             )
 
 
-def _check_place(spec: StudySpec, filler: Condition, kind: str) -> None:
+def _check_place(filler: Condition, kind: str) -> None:
     """Tokens have to stand between the filler and the answer: what the last one of the prompt computes is patched, and predicts the answer."""
     if filler.placement == "before-answer" or (filler.placement == "end" and kind == "raw"):
         raise BadStudy(

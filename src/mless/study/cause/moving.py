@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 
 from mless.study.cause.cells import FIRST, Moved
-from mless.values import ArmSettings, Prompt, arm_of
+from mless.values import ArmSettings, Prompt, arm_of, arm_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +49,7 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
         total, tokens = total + _squares(other, values), tokens + len(values)
         held.append(values)
     wanted = math.sqrt(total / tokens)
-    seeds = [zlib.crc32(prompt.item.encode(errors="surrogatepass")) for prompt in without[:MOST_ITEMS]]
+    seeds = [arm_seed(prompt.item, settings.seed) for prompt in without[:MOST_ITEMS]]
     best = _share_for(wanted, lambda share: _by_arm(held, seeds, tokens, replace(settings, c=None, fraction=share)))
     chosen = replace(settings, c=None, fraction=best, layers=(FIRST,))
     reached = _by_arm(held, seeds, tokens, chosen)
@@ -81,7 +80,7 @@ def _by_arm(
 
     total = 0.0
     for values, seed in zip(held, seeds, strict=True):
-        own = torch.tensor([seed ^ settings.seed], device=values.device)
+        own = torch.tensor([seed], device=values.device)
         total += _squares(redistribute(values[None], settings, seeds=own)[0], values)
     return math.sqrt(total / tokens)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -35,7 +34,7 @@ from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, value
 from mless.study.likelihood.words import likelihood_lines, without_distributions
 from mless.study.spec import LikelihoodTable, StudySpec
 from mless.study.subject import Subject
-from mless.values import Condition, Item
+from mless.values import Condition, Item, arm_seed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -366,7 +365,7 @@ class LikelihoodMeasurement(Measurement):
         changed: bool = False,
         compared: bool = True,
     ) -> dict[str, list[Scores]]:
-        """Every unit's rows, by the unit's name. States of `none` are kept. `changed`: with the units' cuts and patches, which all have in common."""
+        """Every unit's rows, by the unit's name. States of `none` are kept. `changed`: with the cuts that all units have in common, and each one's patches."""
         assert self._scorer is not None
         # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
         pooled = arm is not None and arm.settings.scope != "token"
@@ -570,8 +569,3 @@ def padded(length: int) -> int:
     """The next of the usual lengths: multiples of 32, and from 512 on eight of them to a doubling."""
     step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
     return -(-length // step) * step
-
-
-def arm_seed(item: str, seed: int) -> int:
-    """What ARM draws differs from item to item, and is the same in every run."""
-    return zlib.crc32(item.encode(errors="surrogatepass")) ^ ((seed << 32) & ((1 << 62) - 1))
