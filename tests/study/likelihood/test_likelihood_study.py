@@ -147,8 +147,7 @@ def test_arm_draws_alike_for_all_texts_in_one_row(tiny: Path, task: Path, tmp_pa
     """With a pool of more than a token texts run in rows of their own; a token's own draw must not depend on that."""
     run_tiny(tiny, task, tmp_path / "r", conditions="none,arm", limit=2)
     from mless.redistribution import attached
-    from mless.values import arm_seed
-    from mless.values import ArmSettings
+    from mless.values import ArmSettings, arm_seed
 
     model = mless.load(str(tiny), head=True)
     rows = pl.DataFrame(ResultFolder(tmp_path / "r").read_table("prompts")).filter(condition="arm")
