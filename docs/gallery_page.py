@@ -106,8 +106,8 @@ SHOWN: dict[str, _Shown] = {
     ),
     "dose": _Shown(
         "Dose",
-        "The effect by number of slashes and by place, with a band for all lengths at once. Qwen2.5-Coder-0.5B, GSM8K.",
-        "mless run dose --model MODEL --data gsm8k --limit 100",
+        "The effect by number of slashes and by place, with a band for all lengths at once. Qwen2.5-Coder-0.5B, MATH-500.",
+        "mless run dose --model MODEL --data math500 --limit 100",
         "dose.png",
         "dose.md",
     ),

@@ -221,7 +221,7 @@ def test_coverage_over_items_and_edits(spreads: str, shapes: tuple[str, str]):
     assert 0.92 <= found["mean"] <= 0.98
     assert 0.92 <= found["specific"] <= 0.98
     if SPREADS[spreads][1]:  # without a spread there is no percentile
-        assert 0.9 <= found["percentile"] <= 0.99
+        assert 0.92 <= found["percentile"] <= 0.985  # a share of 40 edits moves by steps
 
 
 def test_neither_items_nor_edits_alone_would_do():
@@ -279,7 +279,7 @@ def test_coverage_over_items_and_edits_at_length(items: int, edits: int, spreads
     assert least <= found["mean"] <= 0.98
     assert least <= found["specific"] <= 0.98
     if SPREADS[spreads][1]:
-        assert 0.9 <= found["percentile"] <= 0.99
+        assert 0.92 <= found["percentile"] <= 0.985
 
 
 @pytest.mark.slow

@@ -377,10 +377,11 @@ def test_equivalence_at_the_margin_is_hardly_ever_claimed(shape: str, n: int, si
     p = equivalence_of_means(spread * SHAPES[shape](rng(n), (n, 20_000)) + sign * 0.2, 0.2)
     rate = np.mean(p <= 0.05)
     print(f"equivalent at the margin, {shape}, n = {n}, {sign:+d}: {rate:.3f}")
-    # towards the long tail no interval of so few items is exact
-    assert rate <= (0.09 if (shape, sign) == ("skewed", 1) else 0.055)
+    assert rate <= 0.055
     if n == 100:
-        assert np.mean(equivalence_of_means(spread * SHAPES[shape](rng(n), (n, 20_000)), 0.2) <= 0.05) > 0.7
+        found = np.mean(equivalence_of_means(spread * SHAPES[shape](rng(n), (n, 20_000)), 0.2) <= 0.05)
+        print(f"equivalent where nothing changes, {shape}, n = {n}: {found:.3f}")
+        assert found > (0.5 if shape == "skewed" else 0.7)
 
 
 @pytest.mark.parametrize(("shape", "least"), [("normal", 0.75), ("heavy", 0.66), ("skewed", 0.5)])

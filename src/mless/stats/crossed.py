@@ -19,8 +19,6 @@ from mless.stats.paired import normal_quantile, same_items
 
 #: Half an edit below and half an edit above all others keep a percentile's interval open where all edits lie on one side.
 _PSEUDO = 0.5
-#: Items' weights drawn at a time: 16 MiB, whatever the number of items.
-_WEIGHTS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,35 +178,29 @@ def _percentile_interval(
     level: float,
     reps: int,
 ) -> tuple[float, float]:
-    """By resampling items and edits, of the share of all edits that lie truly below; it holds the share seen.
+    """By drawing items and edits anew, of the share of all edits that lie truly below; it holds the share seen.
 
-    Items get random weights, which move the filler beside the edits' mean. The edits' means lie further apart than the edits do, because items
-    are few. They are drawn together by what that leaves of their spread, itself drawn as far as K means tell it. Then the edits get random
-    weights, with half an edit more at either end; as only their order beside the filler counts, that is a draw from a beta distribution.
+    Other items would move the filler beside the edits' mean: by how much is drawn as the interval of `specific` has it over items, skewness
+    included. The edits' means lie further apart than the edits do, because items are few. They are drawn together by what that leaves of their
+    spread, itself drawn as far as K means tell it. Then the edits get random weights, with half an edit more at either end; as only their order
+    beside the filler counts, that is a draw from a beta distribution.
     """
     n, count = edits.shape
     seen, noise = _between(edits)
     if math.isnan(seen):
         return math.nan, math.nan
-    from scipy.special import stdtrit
-
-    beside = filler - edits.mean(axis=1)
-    specific = float(beside.mean())
-    # the weighted means' spread is too small by √((n−1)/(n+1)), and the normal's tails are shorter than t's
-    wider = math.sqrt((n + 1) / (n - 1)) * float(stdtrit(n - 1, (1 + level) / 2)) / normal_quantile(level)
+    mean, error, size, deviations = moments((filler - edits.mean(axis=1))[:, None])
+    t = rng.standard_t(n - 1, reps)
+    below, above = reach_of(np.repeat(tilt(sample_skewness(deviations, size), size), reps), np.abs(t))
+    place = mean + error * np.where(t > 0, -below, above)
+    left = 1 - (noise / seen if seen else 0.0) * rng.chisquare(count - 1, reps) / (count - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        place = np.nan_to_num(place / np.sqrt(np.maximum(left, 0.0)))
     means = edits.mean(axis=0)
     ordered = np.sort(means - means.mean())
-    drawn: list[Float64[np.ndarray, " some"]] = []
-    at_once = max(1, _WEIGHTS_AT_ONCE // n)
-    for start in range(0, reps, at_once):
-        weights = rng.standard_exponential((min(at_once, reps - start), n))
-        place = specific + wider * ((weights @ beside) / weights.sum(axis=1) - specific)
-        left = 1 - (noise / seen if seen else 0.0) * rng.chisquare(count - 1, len(place)) / (count - 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            place = np.nan_to_num(place / np.sqrt(np.maximum(left, 0.0)))
-        under = (np.searchsorted(ordered, place) + np.searchsorted(ordered, place, "right")) / 2  # ties half
-        drawn.append(rng.beta(under + _PSEUDO, count - under + _PSEUDO))
-    lo, hi = np.quantile(np.concatenate(drawn), [(1 - level) / 2, (1 + level) / 2])
+    under = (np.searchsorted(ordered, place) + np.searchsorted(ordered, place, "right")) / 2  # ties half
+    drawn = rng.beta(under + _PSEUDO, count - under + _PSEUDO)
+    lo, hi = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return min(float(lo), share), max(float(hi), share)
 
 

@@ -24,6 +24,10 @@ Keys = Sequence[str] | Sequence[int]
 #: Φ⁻¹(0.8): a cautious plan takes the spread that is exceeded with a chance of a fifth, given the pilot.
 _CAUTION = 0.8416
 
+#: Equivalence is a claim about one side at a time, so it cannot balance a tail that items show too little of with the other side. The sample's
+#: skewness is multiplied by this: with 1 it was claimed at the margin in up to 8.4 % of sets of skewed items, with 1.5 in at most 5.0 %.
+_ONE_SIDE = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class PairedEffect:
@@ -124,13 +128,13 @@ def paired_effects(
 
 
 def equivalence_of_means(scores: Float64[np.ndarray, "items rows"], margin: float) -> Float64[np.ndarray, " rows"]:
-    """The larger p of the two one-sided tests against ±margin, by the limits of `mean_intervals`.
+    """The larger p of the two one-sided tests against ±margin, by the limits of `mean_intervals` with more skewness.
 
-    p ≤ α says that the interval of level 1 − 2α lies inside the margin. Differences that are all exactly 0 have p = 0. Where all are equal
+    p ≤ α says that an interval of level 1 − 2α lies inside the margin. Differences that are all exactly 0 have p = 0. Where all are equal
     and not 0 there is no spread to judge by: NaN.
     """
     mean, error, n, deviations = moments(scores)
-    a, free = tilt(sample_skewness(deviations, n), n), n - 1.0
+    a, free = _ONE_SIDE * tilt(sample_skewness(deviations, n), n), n - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.maximum(tail_p((margin + mean) / error, a, free), tail_p((margin - mean) / error, -a, free))
     p[error == 0] = np.nan
