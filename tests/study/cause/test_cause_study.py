@@ -17,6 +17,8 @@ from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
 from mless.study.likelihood import measure
 from mless.study.verifying import verify
+from models.tiny_models import save_tokenizer
+from models.walking import save
 from spelling import model_folder
 from study.likelihood.test_likelihood_study import write_task
 
@@ -239,3 +241,34 @@ def test_another_arm_is_not_passed_over(folder: Path, tiny: Path, task: Path) ->
 def test_another_map_in_the_same_folder_is_refused(folder: Path, tiny: Path, task: Path) -> None:
     with pytest.raises(BadFolder, match="it differs in cause"):
         run_tiny(tiny, task, folder, ["cause.every=2"])
+
+
+# ---- a model that attends in some of its layers -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers, of which the second and the fourth attend."""
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    folder.mkdir()
+    save("lfm2", folder)
+    return save_tokenizer(folder, bos=True)
+
+
+def test_the_chain_is_refused_where_layer_1_has_no_attention(hybrid: Path, task: Path, tmp_path: Path) -> None:
+    says = "layer 1 of hybrid is no softmax attention, so the published chain does not begin there; leave it out: --set cause.of=ladder,map"
+    with pytest.raises(BadStudy, match=says):
+        run_tiny(hybrid, task, tmp_path / "out", limit=2)
+    with pytest.raises(BadStudy, match="layer 1 of hybrid is no softmax attention"):
+        run_tiny(hybrid, task, tmp_path / "out", ["cause.of=map"], limit=2, layers="1-2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hybrids_map_has_attention_where_there_is_some(hybrid: Path, task: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_tiny(hybrid, task, out, ["cause.of=ladder,map"], limit=2)
+    cells = table(out, "cause")
+    assert cells.filter(part="attention-output")["layer"].unique().sort().to_list() == [2, 4]
+    assert cells.filter(part="residual")["layer"].unique().sort().to_list() == [1, 2, 3, 4]
+    assert verdict_lines(out)[-1].startswith("layers 1, 3 without softmax attention: nothing can be cut there")
+    publish(out, fresh=True)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: What study.json calls the two distances of the chain.
 _NOTED = "layer_1_moved"
+#: Parts that only a layer with softmax attention has.
+_OF_ATTENTION = ("attention-output", "keys-values")
 
 
 class CauseMeasurement(Composed):
@@ -56,10 +58,11 @@ class CauseMeasurement(Composed):
         _check_count(settings, layers, heads)
         _check_engines(spec, settings)
         _check_place(filler, resolve_kind(spec.prompt, subject.tokenizer, subject.label))
+        attending = _attending(subject, settings, layers)
         noted = _noted(self, job, subject)
         _, items = job.items or spec.load_items()
         moved = _moved(job, subject, filler, items, noted) if "chain" in settings.of else None
-        made = _runs_of(filler, settings, layers, heads, moved)
+        made = _runs_of(filler, settings, layers, attending, heads, moved)
         listed = made.conditions()
         by = cast("list[Readout]", settings.by)
         studies = {name: inner_spec(spec, name, f"What {filler.name} is made of, by {name}", listed) for name in by}
@@ -73,7 +76,9 @@ class CauseMeasurement(Composed):
         more = {"layers": spec.layers, "heads": spec.heads if settings.by_head else None}
         more |= {"arm": spec.arm.model_dump()} if "chain" in settings.of else {}
         own = {"cause": settings.measured() | more}
-        told = {_NOTED: asdict(moved) if isinstance(moved, Moved) else moved}
+        told: dict[str, Any] = {_NOTED: asdict(moved) if isinstance(moved, Moved) else moved}
+        if others := sorted({*range(1, subject.layers + 1)} - {*attending}):
+            told["layers_without_attention"] = others
         composition = Composition(studies, [Condition("none", "none"), *listed], tables, own, by, noted=told)
         return run_composed(self, job, run, subject, composition)
 
@@ -117,6 +122,20 @@ def _check_place(filler: Condition, kind: str) -> None:
             f"cause: {filler.name!r} ends the prompt ({filler.placement}, {kind} prompt), so its own last token predicts the answer and has no value in "
             "a run without it; use --placement before-question"
         )
+
+
+def _attending(subject: Subject, settings: CauseTable, layers: Sequence[int]) -> list[int]:
+    """The model's layers with softmax attention, before anything is loaded. The chain begins in layer 1; a layer asked for by number must have it."""
+    assert subject.described is not None
+    found = subject.described.attending()
+    if "chain" in settings.of and cells.FIRST not in found:
+        others = ",".join(part for part in settings.of if part != "chain") or "ladder,map"
+        raise BadStudy(
+            f"cause: layer 1 of {subject.label} is no softmax attention, so the published chain does not begin there; leave it out: --set cause.of={others}"
+        )
+    if "map" in settings.of and set(settings.parts) & set(_OF_ATTENTION):
+        subject.attending(layers)
+    return found
 
 
 def _check_count(settings: CauseTable, layers: Sequence[int], heads: Sequence[int]) -> None:
@@ -164,13 +183,19 @@ def _prompts(spec: StudySpec, subject: Subject, condition: Condition, items: Seq
 
 
 def _runs_of(
-    filler: Condition, settings: CauseTable, layers: Sequence[int], heads: Sequence[int], moved: Moved | str | None
+    filler: Condition,
+    settings: CauseTable,
+    layers: Sequence[int],
+    attending: Sequence[int],
+    heads: Sequence[int],
+    moved: Moved | str | None,
 ) -> Runs:
     known = moved if isinstance(moved, Moved) else None
+    mapped = cells.cells(filler, layers, cast("list[Part]", settings.parts), heads, settings.at)
     found = Runs(
         filler,
         cells.ladder(filler) if "ladder" in settings.of else {},
-        cells.cells(filler, layers, cast("list[Part]", settings.parts), heads, settings.at)
+        [one for one in mapped if one.part not in _OF_ATTENTION or one.layer in attending]
         if "map" in settings.of
         else [],
         cells.chain(filler, settings.at, activation=known is not None) if "chain" in settings.of else {},

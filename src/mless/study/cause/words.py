@@ -10,7 +10,7 @@ from mless.results.caused import CHANGE_WORDS, DIRECTION_WORDS, LINK_WORDS, Stor
 from mless.results.nats import around, signed, unit_of_change
 from mless.results.placed import shown_metrics
 from mless.results.wording import p_words
-from mless.values import condition_of, condition_words, counted
+from mless.values import condition_of, condition_words, counted, named_layers
 
 #: How many cells of a map are named.
 _NAMED = 5
@@ -34,7 +34,7 @@ def cause_lines(path: Path) -> list[str]:
         lines += _ladder([row for row in steps if row.metric == metric])
         lines += _map([row for row in cells if row.metric == metric])
         lines += _chain([row for row in links if row.metric == metric], about.get("layer_1_moved"))
-    return [*lines, *_limits(steps, cells)]
+    return [*lines, *_limits(steps, cells), *_hybrid(about.get("layers_without_attention") or [])]
 
 
 def _number(row: LadderStep) -> str:
@@ -126,6 +126,15 @@ def _chain(rows: Sequence[CauseLink], moved: object) -> list[str]:
     if isinstance(moved, str):
         lines.append(f"{metric}, the chain has no activation of the first MLP: {moved}")
     return lines
+
+
+def _hybrid(layers: Sequence[int]) -> list[str]:
+    if not layers:
+        return []
+    return [
+        f"{named_layers(layers)} without softmax attention: nothing can be cut there, so what the ladder calls unseen still reaches later tokens "
+        "through them; the map has no attention of theirs"
+    ]
 
 
 def _limits(steps: Sequence[LadderStep], cells: Sequence[CauseCell]) -> list[str]:
