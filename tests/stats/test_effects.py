@@ -368,6 +368,15 @@ def test_claims_without_an_effect(shape: str):
         assert flipped > 0.08
 
 
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7])
+def test_equal_differences_in_uneven_clusters_say_nothing_of_equivalence(value: float):
+    """Sums of such clusters differ by rounding, which is no spread to judge by."""
+    keys = [0, 0, 1, 1, 1, 2, 2, 3]
+    one = paired_effects(np.zeros(8), {"a": np.full(8, value)}, rng(), margin=1.0, clusters=keys)["a"]
+    assert math.isnan(one.equivalent_p)
+    assert one.delta == value
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("n", [24, 100])

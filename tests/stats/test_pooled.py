@@ -371,3 +371,59 @@ def test_coverage_over_models_at_length(k: int, tau: float, errors: str):
     assert 0.93 <= found["mean"] <= 0.975
     assert 0.925 <= found["tau2"] <= 0.99
     assert k == 2 or (0.9 if errors == "to-11" else 0.925) <= found["next"] <= 1
+
+
+# ---- errors of very different size -------------------------------------------------------------------------------------
+
+
+def test_a_model_that_says_nothing_changes_nothing():
+    """Ten models of an error of 0.05, and one whose error is ten thousand."""
+    y = rng(2).normal(size=10)
+    s = np.full(10, 0.05)
+    alone, beside = random_effects(y, s), random_effects(np.append(y, 0.0), np.append(s, 1e4))
+    assert [beside.mean, beside.tau2] == pytest.approx([alone.mean, alone.tau2], rel=1e-3)
+    assert beside.predicted_hi - beside.predicted_lo == pytest.approx(alone.predicted_hi - alone.predicted_lo, rel=0.1)
+
+
+def test_one_model_may_have_nearly_all_the_weight():
+    y, s = np.array([0.2, 0.3, 0.5]), np.array([0.1, 0.1, 0.1])
+    shares = [random_effects(y, np.array([one, *s[1:]])).i2 for one in (1e-5, 1e-7, 2e-9)]
+    assert shares == pytest.approx([shares[0]] * 3, rel=1e-4)
+    assert shares[0] > 0.5
+
+
+@pytest.mark.parametrize("errors", [[1e-15, 0.1, 0.1], [1e-170, 1e-170, 1e-170], [1e160, 1e160, 1e160]])
+def test_errors_that_are_rounding_are_refused(errors: list[float]):
+    with pytest.raises(BadData, match=r"standard errors from .* leave it out"):
+        random_effects(np.array([0.2, 0.3, 0.5]), np.array(errors))
+
+
+def test_a_level_near_one_has_ends():
+    found = random_effects(np.array([0.0, 1.0]), np.array([0.01, 0.01]), level=0.999)
+    assert found.tau2_lo < found.tau2 < found.tau2_hi < math.inf
+    assert math.isfinite(found.tau2_hi)
+
+
+def test_a_low_level_has_the_values_with_the_largest_p():
+    """The estimate by REML lies beside them here."""
+    y = np.array([1.0076, -0.8878, 2.1808, 1.6901, 0.5499, -4.2823, 1.4107])
+    s = np.array([7.95, 2.50, 0.1176, 0.620, 0.972, 9.49, 3.52])
+    inner, outer = random_effects(y, s, level=0.6), random_effects(y, s, level=0.71)
+    assert outer.lo <= inner.lo < inner.hi <= outer.hi
+    assert inner.hi > 2.0
+    assert inner.lo <= inner.mean <= inner.hi
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_a_number_may_have_any_unit(unit: float):
+    y, s = log_risks()
+    plain, scaled = by_number(y, s, LATITUDE), by_number(y, s, LATITUDE * unit)
+    assert scaled.p == pytest.approx(plain.p)
+    assert scaled.slope * unit == pytest.approx(plain.slope)
+
+
+def test_a_level_such_as_95_is_refused_even_with_too_few_models():
+    two = np.zeros(2), np.ones(2)
+    for found in (lambda: by_kind(*two, ["a", "b"], level=95.0), lambda: by_number(*two, np.arange(2.0), level=95.0)):  # fmt: skip
+        with pytest.raises(BadStudy, match="level must lie between 0 and 1"):
+            found()

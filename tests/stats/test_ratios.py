@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -61,6 +61,7 @@ def test_a_whole_that_may_be_nothing_gives_no_ratio() -> None:
     assert np.isnan(found.hi[~found.known]).all()
 
 
+@settings(max_examples=20, deadline=None)
 @given(
     factor=st.floats(-1e6, 1e6).filter(lambda x: abs(x) > 1e-6), seed=st.integers(0, 2**32 - 1), ratio=st.floats(-3, 3)
 )

@@ -73,18 +73,21 @@ def place_among(
     normal_quantile(level)
     if reps < 1000:
         raise ValueError(f"reps must be at least 1,000 for the tails to be there, got {reps}")
-    table = _finite(edits, [f"edit {at + 1}" for at in range(edits.shape[1])])
-    if not table.shape[1]:
+    if not edits.shape[1]:
         raise BadData("no edits: a named filler is placed among at least one arbitrary edit")
+    table = _finite(edits, [f"edit {at + 1}" for at in range(edits.shape[1])])
     there = np.asarray(~np.isnan(table).any(axis=1))
+    # away from one of the values, so that values that are all equal differ by exactly 0
+    origin = float(table[there][0, 0]) if there.any() else 0.0
+    table = table - origin
     known = table[there]
-    mean, lo, hi = _interval(known, None, level)
-    means = known.mean(axis=0) if len(known) else np.full(table.shape[1], np.nan)
+    mean, lo, hi = (origin + one for one in _interval(known, None, level))
+    means = origin + known.mean(axis=0) if len(known) else np.full(table.shape[1], np.nan)
     seen, noise = _between(known)
     # the same random numbers for each, so that further fillers change nothing
     seed = int(rng.integers(2**63))
     placed = {
-        name: _place(table, there, values, name, np.random.default_rng(seed), level, reps)
+        name: _place(table, there, values, name, origin, np.random.default_rng(seed), level, reps)
         for name, values in fillers.items()
     }
     sd = math.nan if math.isnan(seen) else math.sqrt(max(seen - noise, 0.0))
@@ -96,12 +99,13 @@ def _place(
     there: Bool[np.ndarray, " items"],
     values: Float[np.ndarray, " some"],
     name: str,
+    origin: float,
     rng: np.random.Generator,
     level: float,
     reps: int,
 ) -> Placed:
     same_items(len(table), len(values))
-    mine = _finite(values[:, None], [name])[:, 0]
+    mine = _finite(values[:, None], [name])[:, 0] - origin
     both = there & ~np.isnan(mine)
     known, filler = table[both], mine[both]
     n, count = known.shape
@@ -111,12 +115,12 @@ def _place(
     specific, lo, hi = _interval(known, filler, level)
     centre = float(means.mean())
     # far enough from rounding that an edit equal to the filler counts as one
-    slack = 1e-12 * max(1.0, float(np.abs(known).max()))
+    slack = 1e-12 * max(float(np.abs(known).max()), float(np.abs(filler).max()))
     far = int(np.count_nonzero(np.abs(means - centre) >= abs(delta - centre) - slack))
     away = means - delta
     share = float((away < -slack).sum() + 0.5 * (np.abs(away) <= slack).sum()) / count
     ends = _percentile_interval(known, filler, share, rng, level, reps)
-    return Placed(n, delta, specific, lo, hi, share, *ends, (1 + far) / (count + 1))
+    return Placed(n, origin + delta, specific, lo, hi, share, *ends, (1 + far) / (count + 1))
 
 
 def _interval(
@@ -149,8 +153,10 @@ def _interval(
         a += tilt(sample_skewness(deviations, size), size) * (error**2 / variance) ** 1.5
     from scipy.special import stdtrit
 
-    # subtracting a part can only lower the degrees of freedom by chance, so they are at least those of the smaller sample
-    t = np.array([float(stdtrit(max(free, min(n, count) - 1), (1 + level) / 2))])
+    # Subtracting a part can only lower the degrees of freedom by chance, so they are at least those of the smaller sample. Of two items or edits
+    # Satterthwaite's are too many: one is left.
+    fewest = min(n, count)
+    t = np.array([float(stdtrit(1 if fewest == 2 else max(free, fewest - 1), (1 + level) / 2))])
     below, above = (float(side[0]) * math.sqrt(variance) for side in reach_of(a, t))
     return value, value - below, value + above
 

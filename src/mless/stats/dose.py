@@ -13,12 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from mless.errors import BadData
-from mless.stats.intervals import mean_intervals, moments, reach, sample_skewness, tilt
+from mless.stats.intervals import interval_p, mean_intervals, moments, reach, sample_skewness, tilt
 from mless.stats.shares import holm, sign_flip
 
-#: Random signs, or samples of items, for the largest t: its 95 % quantile is then known to about 0.03.
+#: Random signs, or samples of items, for the largest t: its 97.5 % quantile is then known to about 0.05 (normal items) or 0.2 (24 lognormal ones).
 _DRAWS = 4_000
-#: Numbers drawn at a time: 16 MiB, whatever the number of items.
+#: Where few items change, many samples hold none of them and so do not vary. A sample counts as having at least this share of all items' variance.
+_LEAST = 0.1
+#: Numbers drawn at a time, in arrays of 16 MiB, whatever the number of items.
 _DRAWN_AT_ONCE = 1 << 21
 #: Fewer items than this are not drawn again: too often all that are drawn would be alike.
 _FEWEST = 8
@@ -85,7 +87,7 @@ def dose_curve(
     known = _complete(changes, doses)
     found = mean_intervals(known, level)
     lo_all, hi_all = simultaneous(known, rng, level)
-    p = sign_flip(known, rng, flips=flips, alpha=1 - level).p
+    p = _both_p(known, rng, level, flips)
     slope = _slope(known, doses, rng, level, flips)
     return DoseCurve(
         len(known),
@@ -139,6 +141,7 @@ def best_dose(
     flips: int = 100_000,
 ) -> BestDose:
     """The best dose of the dev items, judged on the others. One dose is judged there, so its p needs no correction for those tried."""
+    _check(changes, doses)
     there = ~np.isnan(changes).any(axis=1)
     chosen_on, judged_on = (changes[there & side].astype(np.float64) for side in (dev, ~dev))
     if not len(chosen_on) or not len(judged_on):
@@ -147,7 +150,7 @@ def best_dose(
     at = int(means.argmax())
     mine = judged_on[:, [at]]
     found = mean_intervals(mine, level)
-    p = float(sign_flip(mine, rng, flips=flips, alpha=1 - level).p[0])
+    p = float(_both_p(mine, rng, level, flips)[0])
     numbers = float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p
     return BestDose(doses[at], len(chosen_on), float(means[at]), len(judged_on), *numbers)
 
@@ -159,8 +162,15 @@ def _slope(
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     each = (known @ weights[1:])[:, None]  # dose 0 adds 0: it is the baseline
     found = mean_intervals(each, level)
-    p = float(sign_flip(each, rng, flips=flips, alpha=1 - level).p[0])
+    p = float(_both_p(each, rng, level, flips)[0])
     return Slope(float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p)
+
+
+def _both_p(
+    values: Float64[np.ndarray, "items rows"], rng: np.random.Generator, level: float, flips: int
+) -> Float64[np.ndarray, " rows"]:
+    """The larger p of the sign-flip test, which takes skewed items for an effect, and of the interval."""
+    return np.fmax(sign_flip(values, rng, flips=flips, alpha=1 - level).p, interval_p(values))
 
 
 def find_peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator) -> Peak:
@@ -240,13 +250,20 @@ def _t_of(
     n: int,
 ) -> Float64[np.ndarray, "draws rows"]:
     """t of drawn deviations, from their means and sums of squares. `squares` are those of all items: draws may not vary at all."""
-    return means / np.sqrt(np.maximum(sums - n * means**2, 1e-30 * squares) / (n - 1) / n)
+    return means / np.sqrt(np.maximum(sums - n * means**2, _LEAST * squares) / (n - 1) / n)
 
 
 def _complete(changes: Float[np.ndarray, "items doses"], doses: Sequence[int]) -> Float64[np.ndarray, "some doses"]:
-    if len(doses) != changes.shape[1] or list(doses) != sorted(set(doses)) or (len(doses) and doses[0] < 1):
+    _check(changes, doses)
+    return changes[~np.isnan(changes).any(axis=1)].astype(np.float64)
+
+
+def _check(changes: Float[np.ndarray, "items doses"], doses: Sequence[int]) -> None:
+    if not len(doses):
+        raise BadData("no doses: a curve has at least one above 0")
+    if len(doses) != changes.shape[1] or list(doses) != sorted(set(doses)) or doses[0] < 1:
         raise BadData(
-            f"doses: one for each of {changes.shape[1]} columns expected, above 0 and rising; got {', '.join(map(str, doses)) or 'none'}"
+            f"doses: one for each of {changes.shape[1]} columns expected, above 0 and rising; got {', '.join(map(str, doses))}"
         )
     bad = np.argwhere(np.isinf(changes))
     if len(bad):
@@ -255,4 +272,3 @@ def _complete(changes: Float[np.ndarray, "items doses"], doses: Sequence[int]) -
             f"dose {doses[at]}, item {item + 1} (numbered from 1): the value is {changes[item, at]}, expected a finite number ({len(bad)} such); an "
             "item without a value is to be NaN, which leaves it out"
         )
-    return changes[~np.isnan(changes).any(axis=1)].astype(np.float64)

@@ -18,8 +18,8 @@ from jaxtyping import Float, Float64
 from mless.errors import BadData
 from mless.stats.paired import normal_quantile
 
-#: τ² is searched up to so many times the largest variance seen, for its interval's upper end.
-_FARTHEST = 1e6
+#: A standard error below this share of the largest one is rounding, and would have all the weight.
+_SMALLEST = 1e-8
 #: An interval is at least so much of the plain one at τ² = 0. With all of it, models that hardly differ would be covered in 99 %.
 _FLOOR = 1 / 3
 #: The τ² that fit are taken at evenly spaced normal quantiles of Q, so far out and so far apart.
@@ -107,24 +107,25 @@ class _Fit:
         from scipy.optimize import brentq
         from scipy.special import ndtr
 
-        normal_quantile(level)  # refuses a level such as 95, at which no end would be found
-        start = float(self.beta[column])
         centres, errors = self.betas[:, column], np.sqrt(self.covariances[:, column, column])
 
         def above(value: float) -> float:
             return float(self.likely @ (2 * ndtr(-np.abs(centres - value) / errors))) - (1 - level)
 
+        # the estimate by REML need not have the largest p
+        estimate = float(self.beta[column])
+        start = max([estimate, *centres.tolist()], key=above)
+        if above(start) <= 0:
+            return estimate, estimate  # so low a level that nothing is inside
+
         def end(direction: int) -> float:
             step = float(errors.min())
             while above(start + direction * step) > 0:
                 step *= 2
-            # the level may be so low that not even the estimate is inside
-            if above(start) <= 0:
-                return start
             found: Any = brentq(above, start, start + direction * step, xtol=1e-12 * step)
             return float(found)
 
-        return end(-1), end(1)
+        return min(end(-1), estimate), max(end(1), estimate)
 
     def p(self, contrast: Float64[np.ndarray, "rows columns"]) -> float:
         """The test that all rows of the contrast are 0; NaN without rows."""
@@ -185,6 +186,7 @@ def by_kind(
 ) -> Moderated:
     """The mean of every kind of model, and whether they differ. All kinds share one τ²: few models each cannot tell their own."""
     y, v = _checked(effects, errors)
+    normal_quantile(level)
     _as_many(kinds, y)
     names = list(dict.fromkeys(kinds))
     counts = [sum(kind == name for kind in kinds) for name in names]
@@ -210,6 +212,7 @@ def by_number(
 ) -> Moderated:
     """How the effect changes with a number, such as the logarithm of a model's size. Three models at least have an interval."""
     y, v = _checked(effects, errors)
+    normal_quantile(level)
     _as_many(numbers, y)
     if not np.isfinite(numbers).all():
         raise BadData(f"a finite number for every model expected; got {numbers[~np.isfinite(numbers)][0]}")
@@ -217,7 +220,7 @@ def by_number(
     if len(y) < 3 or np.ptp(x) == 0:
         return Moderated(len(y))
     # in units of its own spread, so that a number such as 7e9 loses no digits
-    centre, scale = float(x.mean()), float(x.std())
+    centre, scale = float(np.median(x)), float(np.ptp(x))
     fit = _fit(y, v, np.stack([np.ones(len(x)), (x - centre) / scale], axis=1))
     slope, (lo, hi) = float(fit.beta[1]) / scale, fit.between(1, level)
     p = fit.p(np.array([[0.0, 1.0]]))
@@ -313,7 +316,7 @@ def _reml(
         return np.log(variance).sum(axis=1) + np.linalg.slogdet(information)[1] + (left**2 / variance).sum(axis=1)
 
     # several hills are possible: look at a grid first, and refine around its lowest place
-    grid = np.concatenate([[0.0], np.geomspace(1e-6, 10.0, 60)])
+    grid = np.concatenate([[0.0], np.geomspace(min(1e-6, 1e-3 * float(within.min())), 10.0, 120)])
     at = int(np.argmin(loss(grid)))
     if at == 0:
         return 0.0
@@ -346,18 +349,11 @@ def _q(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], tau
 
 def _profile(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], level: float) -> tuple[float, float]:
     """The τ² at which Q is no longer too large, and not yet too small (Viechtbauer 2007)."""
-    from scipy.optimize import brentq
     from scipy.special import chdtri
 
-    def where(quantile: float) -> float:
-        if _q(y, v, 0.0) <= quantile:
-            return 0.0
-        highest = _FARTHEST * (float(v.max()) + float(np.ptp(y)) ** 2)
-        found: Any = brentq(lambda tau2: _q(y, v, tau2) - quantile, 0.0, highest, xtol=1e-15 * highest)
-        return float(found)
-
     free, tail = len(y) - 1, (1 - level) / 2
-    return where(float(chdtri(free, tail))), where(float(chdtri(free, 1 - tail)))
+    lo, hi = _tau2_at(y, v, np.ones((len(y), 1)), chdtri(free, np.array([tail, 1 - tail]))).tolist()
+    return lo, hi
 
 
 def _predicted(
@@ -370,8 +366,7 @@ def _predicted(
     """
     k = len(y)
     q_drawn, t_drawn, own, z_drawn = _drawn(k)
-    grid = np.concatenate([[0.0], (float(v.mean()) + float(np.ptp(y)) ** 2) * np.geomspace(1e-6, 1e6, 400)])
-    tau2 = np.interp(-q_drawn, -_means(y, v, grid)[1], grid)
+    tau2 = _tau2_at(y, v, np.ones((k, 1)), q_drawn)
     mean, q, weight = _means(y, v, tau2)
     wide = np.maximum(np.abs(t_drawn) * np.sqrt(q / (k - 1)), np.abs(own)) / np.sqrt(weight)
     drawn = mean + np.copysign(wide, t_drawn) + z_drawn * np.sqrt(tau2)
@@ -390,8 +385,10 @@ def _drawn(k: int) -> tuple[Float64[np.ndarray, " points"], ...]:
 
 def _typical(v: Float64[np.ndarray, " models"]) -> float:
     """The variance within a typical model (Higgins and Thompson), which I² sets beside τ²."""
-    weights = 1 / v
-    return float((len(v) - 1) * weights.sum() / (weights.sum() ** 2 - (weights**2).sum()))
+    weights = np.sort(v.min() / v)
+    # (Σw)² − Σw² as a sum of products, because one model may have nearly all the weight
+    pairs = 2 * float((weights[1:] * np.cumsum(weights)[:-1]).sum())
+    return float(v.min()) * (len(v) - 1) * float(weights.sum()) / pairs
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -412,7 +409,13 @@ def _checked(
                 f"model {at + 1} (numbered from 1): the standard error is {error}, expected a finite number above 0; a model whose items do not "
                 "vary cannot be weighed against others"
             )
-    return effects.astype(np.float64), errors.astype(np.float64) ** 2
+    y, s = effects.astype(np.float64), errors.astype(np.float64)
+    if s.min() < _SMALLEST * s.max() or not 1e-150 < s.max() < 1e150:
+        raise BadData(
+            f"standard errors from {s.min():g} to {s.max():g}: the smallest is expected to be at least {_SMALLEST:g} of the largest, and that to lie "
+            "between 1e-150 and 1e150; a model whose items do not vary cannot be weighed against others: leave it out"
+        )
+    return y, s**2
 
 
 def _as_many(given: Sequence[str] | Float[np.ndarray, " some"], y: Float64[np.ndarray, " models"]) -> None:

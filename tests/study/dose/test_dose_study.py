@@ -171,7 +171,7 @@ def test_words_for_a_slope_a_peak_and_nothing(tmp_path: Path) -> None:
     assert "a doubling, p < 0.001; no length in between is better than both ends" in rising
     assert "and drops at 501, 1,000 tokens" in peaked
     assert "; a peak: 16 tokens against none and the longest, p < 0.001" in peaked
-    assert "no length differs from none" in flat
+    assert "no length is shown to differ from none" in flat
     assert "no peak shown" in flat
     assert (
         "the best cell on 30 dev items: mless, 16 tokens before-answer (+0.0077, which flatters it); on the 30 other items"

@@ -49,14 +49,18 @@ def _curve(test: Row, points: Sequence[Row], conditions: Mapping[str, Any]) -> s
     said = [
         f"{word} at {', '.join(f'{n:,}' for n in some)}" for word, some in (("rises", ups), ("drops", downs)) if some
     ]
-    changes = f"{' and '.join(said)} tokens (Holm over the lengths)" if said else "no length differs from none"
+    changes = (
+        f"{' and '.join(said)} tokens (Holm over the lengths)" if said else "no length is shown to differ from none"
+    )
     slope = f"slope {signed(test['slope'], metric)}{around(test['slope_lo'], test['slope_hi'], metric)} a doubling, {p_words(test['slope_p_adjusted'])}"
     return f"{metric}, {test['filler']} (up to {what}): {changes}; {longest}; {slope}; {_peak(test)}"
 
 
 def _peak(test: Row) -> str:
     p = test["peak_p_adjusted"]
-    if p is None or not test["peak_length"]:
+    if p is None:
+        return "whether there is a peak is not known: items are too few, or do not vary"
+    if not test["peak_length"]:
         return "no length in between is better than both ends"
     found = "a peak" if p <= ALPHA else "no peak shown"
     return f"{found}: {counted(test['peak_length'], 'token')} against none and the longest, {p_words(p)}"
