@@ -167,7 +167,7 @@ def test_the_verdict_names_curves_and_the_chosen_cell(folder: Path) -> None:
 def test_words_for_a_slope_a_peak_and_nothing(tmp_path: Path) -> None:
     lines = verdict_lines(write_dose(tmp_path / "x", metrics=["solution"]))
     rising, peaked, flat = lines[1:4]
-    assert "rises at 2, 8, 16" in rising
+    assert "rises at 8, 16, 32" in rising
     assert "a doubling, p < 0.001; no length in between is better than both ends" in rising
     assert "and drops at 501, 1,000 tokens" in peaked
     assert "; a peak: 16 tokens against none and the longest, p < 0.001" in peaked
