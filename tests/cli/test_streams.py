@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -169,3 +170,13 @@ def test_an_ascii_terminal_gets_ascii(given: dict[str, str], words: list[str]) -
     assert b"Traceback" not in done.stderr
     assert (done.stdout + done.stderr).isascii()
     assert done.returncode == (2 if "quïck" in words else 0), done.stderr
+
+
+def test_a_gate_may_outlive_its_stream() -> None:
+    """Python flushes a stream that nobody holds any more, and reports what that raises."""
+    stream = io.StringIO()
+    gate = streams.Gate(stream, "output")
+    gate.write("said")
+    stream.close()
+    gate.flush()
+    gate.close()

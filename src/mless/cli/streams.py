@@ -79,8 +79,10 @@ class Gate(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        with self._named_faults():
-            self.inner.flush()
+        # Python flushes a gate once more when it goes, and by then the stream may be closed; since 3.13 it reports the fault.
+        if not getattr(self.inner, "closed", False):
+            with self._named_faults():
+                self.inner.flush()
 
     @contextlib.contextmanager
     def _named_faults(self) -> Generator[None]:
