@@ -133,7 +133,7 @@ def test_a_machine_without_the_embedded_model(command: Command, monkeypatch: pyt
 def test_the_self_test_runs_a_study() -> None:
     one = health._looked_at(health._SELF_TEST)
     assert one.found, one
-    assert one.says.startswith("quick on two questions: ")
+    assert one.says.startswith("quick on two questions: mless (55 × ' /', before-question): layer 1 drops")
 
 
 def test_a_self_test_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ _WORKERS = (
     "from mless.cli.progress import ProgressBar\n"
     "bar = ProgressBar(quiet=False); bar._began -= 5\n"
     "bar.step('measuring, mless', 1, 9, '2 workers: 1 group 3, 2 loading')\n"
-    "bar.step('measuring, mless', 2, 9, '2 workers: 1 group 4, 2 group 3'); bar._bar.refresh(); bar.stop()\n"
+    "bar.step('measuring, mless', 2, 9, '2 workers: 1 group 4, 2 group 3'); bar._bar and bar._bar.refresh(); bar.stop()\n"
     "bar.checked(); bar.say('done')\n"
 )
 
@@ -180,3 +180,16 @@ def test_a_gate_may_outlive_its_stream() -> None:
     stream.close()
     gate.flush()
     gate.close()
+
+
+def test_without_a_terminal_a_line_says_how_far_a_step_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bar = ProgressBar(quiet=False)
+    bar.step("units", 1, 3)  # too early
+    monkeypatch.setattr("mless.cli.progress._EVERY_S", 0.0)
+    bar.step("units", 2, 3)  # the input may still be refused
+    bar.checked()
+    bar.step("units", 2, 3)
+    bar.step("units", 3, 3)  # the next line says it
+    assert capsys.readouterr().err == "units: 2 of 3\n"

@@ -13,18 +13,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+#: Without a terminal, so many seconds lie between two lines that say how far a step is.
+_EVERY_S = 30.0
+
+
 class ProgressBar:
     """Lines and a bar with ETA on standard error; the bar appears once something has taken a second.
 
     Without a terminal, lines wait until the run has passed its checks. If the input is wrong, the message about it is then
-    the only line.
+    the only line. In place of the bar there is a line from time to time.
     """
 
     def __init__(self, quiet: bool) -> None:
         self._console = console(stderr=True, quiet=quiet)
         self._bar: Any = None
         self._task: Any = None
-        self._began = time.monotonic()
+        self._began = self._told = time.monotonic()
         self._held: list[str] | None = None if self._console.is_terminal else []
 
     def say(self, line: str) -> None:
@@ -40,6 +44,11 @@ class ProgressBar:
             self.say(line)
 
     def step(self, what: str, done: int, total: int, workers: str = "") -> None:
+        if not self._console.is_terminal:
+            if self._held is None and time.monotonic() - self._told >= _EVERY_S and done < total:
+                self._told = time.monotonic()
+                self.say(f"{what}: {done:,} of {total:,}")
+            return
         if self._bar is None:
             if time.monotonic() - self._began < 1 or done == total:
                 return
@@ -79,5 +88,4 @@ def _new_bar(console: Any) -> Any:
     return WithWorkers(
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("ETA"), TimeRemainingColumn(), console=console, transient=True,
-        disable=not console.is_terminal,  # a bar cannot be redrawn in a file or a log
     )  # fmt: skip

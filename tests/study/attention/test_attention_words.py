@@ -200,8 +200,12 @@ CLAIMS: dict[str, tuple[dict[int, Share], str]] = {
     ),
     "one of a few later layers changes": (
         {1: DROPS, 2: DROPS, 3: SAME},
-        "does not hold for the layers measured: layer 1 drops, so its first half holds; its second does not, "
-        "1 of 2 later layers measured (of 29) change: layer 2 drops",
+        "is open for this model: layer 1 drops, so its first half holds; of its second, "
+        "1 of 2 later layers measured (of 29) change: layer 2 drops, and the others may not",
+    ),
+    "layer 1 undecided, one of a few later layers changes": (
+        {1: WIDE, 2: DROPS, 3: SAME},
+        "is undecided for this model: layer 1's interval is too wide to say",
     ),
     "of a few later layers more change than a tenth of all": (
         {1: DROPS, 2: DROPS, 3: DROPS, 4: RISES, 5: SAME},

@@ -10,6 +10,7 @@ from mless.results.caused import CHANGE_WORDS, DIRECTION_WORDS, LINK_WORDS, Stor
 from mless.results.nats import around, signed, unit_of_change
 from mless.results.placed import shown_metrics
 from mless.results.wording import p_words
+from mless.stats.shares import can_reject, items_needed
 from mless.values import condition_of, condition_words, counted, named_layers
 
 #: How many cells of a map are named.
@@ -144,7 +145,13 @@ def _limits(steps: Sequence[LadderStep], cells: Sequence[CauseCell]) -> list[str
     if cells:
         of_one = sum(row.metric == cells[0].metric for row in cells)
         said.append(f"cells matter where p ≤ 0.05 after Holm over the {of_one} of a metric")
-        if (few := min(row.n for row in cells)) < _ENOUGH:
+        few = min(row.n for row in cells)
+        if not can_reject(few, of_one):
+            said.append(
+                f"with {counted(few, 'item')} no cell of so many can be shown to matter, whatever they do (it takes {items_needed(of_one)}), and "
+                "intervals of so few say little"
+            )
+        elif few < _ENOUGH:
             said.append(
                 f"with {counted(few, 'item')} a map may claim too much where items are skewed; take at least {_ENOUGH}"
             )
