@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,27 @@ from command_line import Command
 from mless.study import health
 
 
+@dataclass
+class Disk:
+    free: int = 100 * 10**9
+
+
 def _parts(command: Command, *words: str) -> tuple[int, dict[str, dict[str, object]]]:
     result = command("doctor", "--json", *words)
     return result.code, {part["name"]: part for part in json.loads(result.out)["parts"]}
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Disks with as much room as a test says, whatever this machine has."""
+    found, real = Disk(), shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: real(folder)._replace(free=found.free))
+    return found
+
+
+def test_a_full_disk_is_named(command: Command, disk: Disk) -> None:
+    disk.free = 10**6
+    assert "to mend: disk, working folder, disk, temporary folder" in command("doctor", "--no-self-test").out
 
 
 def test_it_names_every_part_and_how_to_mend_it(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
