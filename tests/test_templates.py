@@ -91,6 +91,18 @@ def test_a_process_that_died_is_started_again() -> None:
     assert templates.render(tokenizer, talk) == "x"
 
 
+def test_a_process_that_was_begun_early_is_the_one_that_is_asked() -> None:
+    templates._ASKED.end()
+    templates.begin(byte_level(None))
+    assert templates._ASKED._asked.process is None  # without a template there is nothing to start
+    tokenizer = byte_level("{{ messages[0].content }}")
+    templates.begin(tokenizer)
+    begun = templates._ASKED._asked.process
+    assert begun is not None
+    assert templates.render(tokenizer, [{"role": "user", "content": "x"}]) == "x"
+    assert templates._ASKED._asked.process is begun
+
+
 def test_a_forked_process_has_one_of_its_own(tmp_path: Path) -> None:
     tokenizer = byte_level("{{ messages[0].content }}")
 

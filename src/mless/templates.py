@@ -42,6 +42,12 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
     raise BadPrompt(f"the chat template {found[reply['fault']]}; {_WAY_OUT}")
 
 
+def begin(tokenizer: Any) -> None:
+    """Starts the process that renders the tokenizer's template, if it has one, while other things are done."""
+    if getattr(tokenizer, "chat_template", None) is not None and not _has_its_own_way(tokenizer):
+        _ASKED.begin()
+
+
 def _has_its_own_way(tokenizer: Any) -> bool:
     """A class that renders by its own code. It is no template, but code: transformers' own, or code that the user trusts."""
     from transformers import PreTrainedTokenizerBase
@@ -69,14 +75,21 @@ class _Asked:
 
     def ask(self, *question: object) -> dict[str, Any]:
         with self._lock:
-            if self._owner != os.getpid():
-                self._asked, self._owner = Replaced(_started), os.getpid()
-            return self._asked.ask(*question)
+            return self._own().ask(*question)
+
+    def begin(self) -> None:
+        with self._lock:
+            self._own().begin()
 
     def end(self) -> None:
         with self._lock:
             if self._owner == os.getpid():
                 self._asked.end()
+
+    def _own(self) -> Replaced:
+        if self._owner != os.getpid():
+            self._asked, self._owner = Replaced(_started), os.getpid()
+        return self._asked
 
 
 _ASKED = _Asked()

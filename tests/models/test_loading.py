@@ -19,7 +19,8 @@ from mless.capture import received
 from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture
 from mless.models import describe, load, processor
 from mless.models.adapters import activation_of
-from mless.models.loading import fingerprint, open_tokenizer
+from mless.models.loading import fingerprint
+from mless.models.tokenizers import open_tokenizer
 from mless.values import Prompt, Span
 
 IDS = tuple(int(n) for n in np.random.default_rng(1).integers(2, 300, 40))
@@ -405,6 +406,15 @@ def test_a_tokenizer_alone(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerFault, match=r"no tokenizer could be read from .*words.*--tokenizer"):
         open_tokenizer(str(folder))
+
+
+def test_a_tokenizer_that_is_loaded_already(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "tiny")
+    own = mless.load(str(folder)).tokenizer
+    assert mless.load(str(folder), tokenizer=own).tokenizer is own
+    large = open_tokenizer("smollm2")
+    with pytest.raises(TokenizerFault, match=r"has 49\d+ tokens, but the model knows 512"):
+        mless.load(str(folder), tokenizer=large)
 
 
 @pytest.mark.parametrize(

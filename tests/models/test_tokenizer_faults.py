@@ -12,7 +12,7 @@ from tiny_models import save_model, save_tokenizer, write_gguf
 import mless
 from mless.errors import TokenizerFault
 from mless.models import locate
-from mless.models.loading import open_tokenizer
+from mless.models.tokenizers import open_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,9 @@ from typing import Any, Generic, TypeVar
 from mless.engines.base import Decoding, Reply, Request, Scored, ScoreRequest, by_arm, check_scoring
 from mless.engines.opening import Opening
 from mless.errors import EngineFault, first_line
-from mless.models.loading import locate_tokenizer, whole_folder
+from mless.models.loading import whole_folder
 from mless.models.locating import Say, silent
+from mless.models.tokenizers import locate_tokenizer
 from mless.values import ArmSettings
 
 _INVARIANT = "VLLM_BATCH_INVARIANT"

@@ -6,8 +6,9 @@ from typing import Any
 
 from mless.errors import MlessError
 from mless.models.adapters import FAMILIES
-from mless.models.loading import describe, load_tokenizer
+from mless.models.loading import describe
 from mless.models.locating import EMBEDDED, Say, Step, cache_folder, conversion_notes, embedded_file, silent
+from mless.models.tokenizers import load_tokenizer
 from mless.values import format_numbers
 
 

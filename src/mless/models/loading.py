@@ -24,14 +24,15 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from mless import gates, limits
-from mless.errors import BadStudy, TokenizerFault, UnknownModel, UnsupportedArchitecture, first_line
+from mless.errors import BadStudy, UnknownModel, UnsupportedArchitecture, first_line
 from mless.gates import shown
 from mless.models import gate, placing, processor
 from mless.models.adapters import family_of
 from mless.models.hashing import hash_parts
-from mless.models.locating import TOKENIZER_FILES, Say, Source, Step, counted, hash_memory, locate, silent
+from mless.models.locating import Say, Source, Step, counted, hash_memory, locate, silent
 from mless.models.quiet import quiet_transformers
 from mless.models.seams import among, attention_layers, check_heads
+from mless.models.tokenizers import load_tokenizer, needed_bos
 from mless.models.widening import as_stored, keep_narrow
 from mless.values import numbers_of
 
@@ -192,7 +193,7 @@ def load(
     name: str | Description,
     *,
     layers: Sequence[int] | int | str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: Any = None,
     dtype: str = "auto",
     device: str = "auto",
     device_map: str | None = None,
@@ -205,7 +206,8 @@ def load(
     """Load `name`, or what `describe` said of it, up to its last asked layer (all by default).
 
     `layers` are numbered from 1, or a text as the command takes it (``"all"``, ``"1-3,7"``). With `head` the
-    whole model is loaded, language-model head included, so that it can answer.
+    whole model is loaded, language-model head included, so that it can answer. `tokenizer` is another one than the model's own: a folder, a
+    hub id, or one that is loaded already.
     `device_map` "auto" spreads the layers over all GPUs, CPU memory and, if `device_memory` allows it, disk ("cuda:0=20GiB,cpu=60GiB,disk").
     `dtype` auto is bfloat16 on a GPU. On a CPU it is float32 up to a billion loaded parameters. Above that it is the checkpoint's own dtype
     where the processor has units for it. Otherwise weights stay as they are and are widened to float32 when used (docs/method.md). `say`
@@ -247,103 +249,6 @@ def load(
         why=choice.why,
         placed=placed,
     )
-
-
-# ---- tokenizer -------------------------------------------------------------------------------------------------------
-
-
-def load_tokenizer(source: Source, given: str | None, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """The model's tokenizer, or `given`; refused when it leaves out the BOS its model was trained with."""
-    folder = locate_tokenizer(given) if given else source.tokenizer
-    tokenizer = _read_tokenizer(folder, given or source.name, trust_remote_code)
-    # Added tokens may lie beyond the embedding (Gemma's picture token does); plain ones mean another model's vocabulary.
-    rows = getattr(config, "vocab_size", None)
-    if rows is not None and tokenizer.vocab_size > rows:
-        raise TokenizerFault(
-            f"the tokenizer of {given or source.name!r} has {tokenizer.vocab_size} tokens, but the model knows {rows}: it belongs to another model; "
-            "give the model's own: --tokenizer DIR"
-        )
-    _check_bos(tokenizer, source, config)
-    return tokenizer
-
-
-def open_tokenizer(given: str, *, trust_remote_code: bool = False) -> Any:
-    """A tokenizer alone, for a model that runs elsewhere."""
-    return _read_tokenizer(locate_tokenizer(given), given, trust_remote_code)
-
-
-def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    # transformers would make an empty tokenizer of nothing.
-    if not any((folder / file).exists() for file in TOKENIZER_FILES):
-        raise TokenizerFault(f"{name!r} has no tokenizer.json; give a folder or a hub id that has one: --tokenizer DIR")
-    gate.check_tokenizer_files(folder, name)
-    try:
-        with quiet_transformers():
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            gate.check_normalizer(tokenizer)
-            tokenizer("a 1")  # some faults show only then
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as fault:  # noqa: BLE001 -- tokenizers raises Exception itself, and a panic, which is none
-        raise TokenizerFault(
-            f"no tokenizer could be read from {name!r} ({first_line(fault)}); give one with --tokenizer"
-        ) from None
-    if not tokenizer.is_fast:
-        raise TokenizerFault(
-            f"{name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
-            "tokenizer.json: --tokenizer DIR"
-        )
-    return tokenizer
-
-
-def locate_tokenizer(given: str) -> Path:
-    path = Path(given).expanduser()
-    if path.is_file() and path.name == "tokenizer.json":
-        path = path.parent
-    if path.is_dir():
-        if not any((path / file).exists() for file in TOKENIZER_FILES):
-            raise TokenizerFault(
-                f"--tokenizer {given!r} is a folder without tokenizer.json; give one that has it, or a hub id"
-            )
-        return path
-    try:
-        return locate(given).tokenizer
-    except UnknownModel as fault:
-        raise TokenizerFault(f"--tokenizer: {fault}") from None
-
-
-def _check_bos(tokenizer: Any, source: Source, config: Any) -> None:
-    """GGUF-derived tokenizers often drop the BOS; a model trained with one then gives nonsense without an error."""
-    bos, reasons = needed_bos(tokenizer, source, config)
-    if bos is not None and tokenizer("a").input_ids[:1] != [bos]:
-        raise TokenizerFault(
-            f"the tokenizer of {source.name!r} adds no BOS token (id {bos}), but the model needs it: {'; '.join(reasons)}. Give a tokenizer that adds it: "
-            "--tokenizer DIR (a folder with the original tokenizer.json) or --tokenizer HUB-ID"
-        )
-
-
-def needed_bos(tokenizer: Any, source: Source, config: Any) -> tuple[int | None, list[str]]:
-    """The token that the model needs in front of every prompt, with the reasons; None where there is no reason."""
-    measured = source.notes.get("bos") or {}
-    reasons: list[str] = []
-    if family_of(config.model_type).bos:
-        reasons.append(f"{family_of(config.model_type).label} models were trained with one")
-    if source.notes.get("gguf", {}).get("add_bos_token"):
-        reasons.append("the GGUF says add_bos_token")
-    settings = gate.check_tokenizer_files(source.tokenizer, source.name)
-    if settings.get("add_bos_token") is True:
-        reasons.append("tokenizer_config.json says add_bos_token")
-    # Without its BOS such a model's loss on plain text more than doubles; 1.5 leaves room on either side.
-    if measured and measured["loss_without"] > 1.5 * measured["loss_with"]:
-        reasons.append(
-            f"its loss on plain text is {measured['loss_without']:.1f} without one and {measured['loss_with']:.1f} with it"
-        )
-    bos = tokenizer.bos_token_id
-    if bos is None:
-        bos = getattr(config, "bos_token_id", None)
-    return bos if reasons else None, reasons
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------

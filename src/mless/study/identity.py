@@ -86,7 +86,7 @@ def identity_of(spec: StudySpec, described: Description | None, model: str, item
     `described` is None where the model is a server's, which is known by its name alone.
     """
     from mless.models.gate import check_tokenizer_files
-    from mless.models.loading import locate_tokenizer
+    from mless.models.tokenizers import locate_tokenizer
 
     fields = {
         key: digest(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mless import templates
 from mless.errors import BadPrompt, BadStudy, TokenizerFault
 from mless.prompting import align
 from mless.study.identity import slug
@@ -61,6 +62,8 @@ class Subject:
 
         assert self.described is not None
         spec = self._spec
+        if self.tokenizer is None:
+            self.load_tokenizer()
         if layers is None:
             progress.say(f"loading {self.label}, with its language-model head")
         else:
@@ -69,7 +72,7 @@ class Subject:
         self.loaded = load(
             self.described,
             layers=layers,
-            tokenizer=spec.tokenizer,
+            tokenizer=self.tokenizer,
             dtype=dtype or spec.dtype,
             device=spec.device,
             device_map=spec.device_map,
@@ -83,7 +86,7 @@ class Subject:
 
     def load_tokenizer(self) -> None:
         """The tokenizer alone: the model's own, or the one that was asked for; none where there is neither."""
-        from mless.models.loading import load_tokenizer, open_tokenizer
+        from mless.models.tokenizers import load_tokenizer, open_tokenizer
 
         given = self._spec.tokenizer
         if self.described is not None:
@@ -91,6 +94,8 @@ class Subject:
             self.tokenizer = load_tokenizer(source, given, config, trust_remote_code=self._trust)
         elif given is not None:
             self.tokenizer = open_tokenizer(given, trust_remote_code=self._trust)
+        if self._spec.prompt != "raw":
+            templates.begin(self.tokenizer)  # it starts while the weights are read
 
     def known(self, name: str) -> str | None:
         """A fingerprint of what was loaded, here or by workers."""

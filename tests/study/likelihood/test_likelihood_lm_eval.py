@@ -13,7 +13,7 @@ import pytest
 
 from heard import Heard
 from mless.models import locate
-from mless.models.loading import open_tokenizer
+from mless.models.tokenizers import open_tokenizer
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study
 
