@@ -80,7 +80,8 @@ def test_points_are_the_means_of_the_inner_study(folder: Path) -> None:
     row = points.filter(metric="solution", length=4, placement="before-answer").row(0, named=True)
     mine = values.filter(metric="solution", condition="mless-4-before-answer")["delta"].to_numpy()
     expected = mean_intervals(mine[:, None])
-    assert (row["lo"], row["hi"]) == (float(expected.lo[0]), float(expected.hi[0]))
+    # Sums over one column and over many are rounded otherwise on some processors.
+    assert (row["lo"], row["hi"]) == pytest.approx((float(expected.lo[0]), float(expected.hi[0])), rel=1e-12)
     assert (points["lo_all"] <= points["lo"]).all()
     assert (points["p_adjusted"] >= points["p"]).all()
 
