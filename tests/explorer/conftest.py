@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,20 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
+def served() -> Iterator[Callable[..., str]]:
+    """Starts explorers and gives their addresses. They end after the pages, which may still ask for something when a test ends."""
+    with ExitStack() as stack:
+
+        def start(*folders: Any) -> str:
+            running = mless.show(*folders, browser=False)
+            stack.callback(running.stop)
+            return running.address
+
+        yield start
+
+
+@pytest.fixture
+def opened(browser: Any, served: Callable[..., str]) -> Iterator[Callable[..., Opened]]:
     """Opens pages as a person with these settings would; each must end without an error."""
     contexts: list[tuple[Any, Opened]] = []
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.browser
 HEAD = "#head?folder=1&condition=mless&layer=1&head=2"
 STRIP = "#strip?folder=1&condition=mless&layer=1&head=2&item=5"
 Opening = Callable[..., Any]
+Served = Callable[..., str]
 
 
 def test_open_and_read_the_verdict(opened: Opening, address: str) -> None:
@@ -139,7 +140,7 @@ def test_choose_what_the_map_shows(opened: Opening, address: str) -> None:
     page.wait_for_selector("figcaption >> text=dilution exponent")
 
 
-def test_the_map_of_an_activation_study(opened: Opening, tmp_path: Path) -> None:
+def test_the_map_of_an_activation_study(opened: Opening, served: Served, tmp_path: Path) -> None:
     """Layer × set of tokens, of a study that was really run on a tiny model."""
     model = str(model_folder(tmp_path / "model"))
     folder = mless.run(
@@ -151,33 +152,30 @@ def test_the_map_of_an_activation_study(opened: Opening, tmp_path: Path) -> None
         prompt="raw",
         length=5,
     ).folder
-    running = mless.show(folder, browser=False)
-    try:
-        page = opened().go(running.address)
-        page.click(".links >> text=Map")
-        page.wait_for_selector("h1 >> text=Map of activations")
-        row = re.compile(r"mless, layer 1, (\S+).* · (\S+) \S+ → \S+, change (\S+) \[(\S+), (\S+)\], Holm p")
-        said = row.search(page.inner_text(".readout"))
-        assert said
-        stored = StoredActivations(folder, ResultFolder(folder).about() or {})
-        wanted = next(
-            one for one in stored.changes(metric=said[2])
-            if (one["condition"], one["layer"], one["tokens"]) == ("mless", 1, said[1])
-        )  # fmt: skip
-        assert float(said[3].replace("−", "-")) == pytest.approx(wanted["difference"], rel=0.02)
-        page.keyboard.press("ArrowDown")
-        page.wait_for_selector(".readout >> text=mless, layer 2")
-        page.keyboard.press("End")
-        page.keyboard.press("ArrowRight")
-        page.wait_for_selector(".readout >> text=mful, layer 2")
-        other = page.locator("select[aria-label='metric'] option").nth(1).get_attribute("value")
-        page.select_option("select[aria-label='metric']", other)
-        page.wait_for_selector(f"figcaption >> text={other}: change against none")
-        assert f"metric={other}" in page.evaluate("location.hash")
-        page.click("text=Proof")
-        assert "activations.parquet" in page.inner_text("dialog.proof")
-    finally:
-        running.stop()
+    at = served(folder)
+    page = opened().go(at)
+    page.click(".links >> text=Map")
+    page.wait_for_selector("h1 >> text=Map of activations")
+    row = re.compile(r"mless, layer 1, (\S+).* · (\S+) \S+ → \S+, change (\S+) \[(\S+), (\S+)\], Holm p")
+    said = row.search(page.inner_text(".readout"))
+    assert said
+    stored = StoredActivations(folder, ResultFolder(folder).about() or {})
+    wanted = next(
+        one for one in stored.changes(metric=said[2])
+        if (one["condition"], one["layer"], one["tokens"]) == ("mless", 1, said[1])
+    )  # fmt: skip
+    assert float(said[3].replace("−", "-")) == pytest.approx(wanted["difference"], rel=0.02)
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".readout >> text=mless, layer 2")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".readout >> text=mful, layer 2")
+    other = page.locator("select[aria-label='metric'] option").nth(1).get_attribute("value")
+    page.select_option("select[aria-label='metric']", other)
+    page.wait_for_selector(f"figcaption >> text={other}: change against none")
+    assert f"metric={other}" in page.evaluate("location.hash")
+    page.click("text=Proof")
+    assert "activations.parquet" in page.inner_text("dialog.proof")
 
 
 def test_a_head_has_its_facts_and_its_items_by_shift(opened: Opening, address: str) -> None:
@@ -251,35 +249,29 @@ def test_filler_tokens_say_so(opened: Opening, address: str) -> None:
     assert re.search(r"token 12 · filler · filler, receives", page.inner_text(".readout"))
 
 
-def test_the_system_text_is_shown_with_the_prompt(opened: Opening, tmp_path: Path) -> None:
+def test_the_system_text_is_shown_with_the_prompt(opened: Opening, served: Served, tmp_path: Path) -> None:
     attention, answers = write_pair(tmp_path)
-    running = mless.show([attention, answers], browser=False)
-    try:
-        for view in (STRIP, "#answer?folder=2&condition=mless&item=sum-005"):
-            page = opened().go(running.address + view)
-            assert page.locator("summary", has_text="System text (plain text, before the question)").count() == 1
-            assert page.get_by_label("System text").inner_text() == SYSTEM
-    finally:
-        running.stop()
+    at = served([attention, answers])
+    for view in (STRIP, "#answer?folder=2&condition=mless&item=sum-005"):
+        page = opened().go(at + view)
+        assert page.locator("summary", has_text="System text (plain text, before the question)").count() == 1
+        assert page.get_by_label("System text").inner_text() == SYSTEM
 
 
-def test_from_a_strip_to_its_answer_and_back(opened: Opening, tmp_path: Path) -> None:
+def test_from_a_strip_to_its_answer_and_back(opened: Opening, served: Served, tmp_path: Path) -> None:
     pair = write_pair(tmp_path)
-    running = mless.show(pair, browser=False)
+    at = served(pair)
     exporting.write(exporting.compose(pair, items="5"), tmp_path / "page.html")
-    try:
-        for base in (running.address, (tmp_path / "page.html").as_uri()):
-            page = opened().go(base + "#strip?folder=1&condition=mless&layer=1&head=2&item=5")
-            page.click("text=Its answer")
-            page.wait_for_selector("h1 >> text=Item sum-005")
-            page.click("text=What its tokens receive, L1H2")
-            page.wait_for_selector("h1 >> text=sum-005 in L1H2 under mless")
-        # What a file does not hold is not offered.
-        page.evaluate("() => { location.hash = '#answer?folder=2&condition=mless&item=sum-001'; }")
-        page.wait_for_selector("h1 >> text=Item sum-001")
-        assert page.locator(".beside").count() == 0
-    finally:
-        running.stop()
+    for base in (at, (tmp_path / "page.html").as_uri()):
+        page = opened().go(base + "#strip?folder=1&condition=mless&layer=1&head=2&item=5")
+        page.click("text=Its answer")
+        page.wait_for_selector("h1 >> text=Item sum-005")
+        page.click("text=What its tokens receive, L1H2")
+        page.wait_for_selector("h1 >> text=sum-005 in L1H2 under mless")
+    # What a file does not hold is not offered.
+    page.evaluate("() => { location.hash = '#answer?folder=2&condition=mless&item=sum-001'; }")
+    page.wait_for_selector("h1 >> text=Item sum-001")
+    assert page.locator(".beside").count() == 0
 
 
 def test_an_interval_beyond_all_items_is_explained(opened: Opening, address: str) -> None:
@@ -337,56 +329,48 @@ def test_the_next_item_and_the_last(opened: Opening, address: str) -> None:
     page.wait_for_selector("h1 >> text=item-006")
 
 
-def test_a_prompt_of_ten_thousand_tokens_scrolls(opened: Opening, tmp_path: Path) -> None:
+def test_a_prompt_of_ten_thousand_tokens_scrolls(opened: Opening, served: Served, tmp_path: Path) -> None:
     folder = write_attention(tmp_path / "long", items=2, layers=1, heads=2, length=100, question=(9_900, 9_990))
-    running = mless.show(folder, browser=False)
-    try:
-        page = opened().go(running.address + "#strip?folder=1&condition=mless&layer=1&head=1&item=1")
-        assert int(page.inner_text(".title").split()[0]) > 10_000
-        assert page.evaluate("document.querySelector('canvas.strip').height") < 2_000  # only what is visible is drawn
-        page.keyboard.press("End")
-        until(page, "document.querySelector('.scroller').scrollTop > 10000")
-        # However far it is scrolled, a frame draws what is on the screen and nothing else.
-        drawn = page.evaluate(
-            """async () => {
-                const scroller = document.querySelector(".scroller");
-                const real = CanvasRenderingContext2D.prototype.fillText;
-                let texts = 0;
-                CanvasRenderingContext2D.prototype.fillText = function (...given) { texts += 1; return real.apply(this, given); };
-                const counts = [];
-                for (let at = 0; at < 20; at += 1) {
-                    texts = 0;
-                    scroller.scrollTop = at * 1500;
-                    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-                    counts.push(texts);
-                }
-                CanvasRenderingContext2D.prototype.fillText = real;
-                return counts;
-            }"""
-        )
-        assert min(drawn[1:]) > 50
-        assert max(drawn) < 1_500
-        assert page.locator("main *").count() < 300
-    finally:
-        running.stop()
+    at = served(folder)
+    page = opened().go(at + "#strip?folder=1&condition=mless&layer=1&head=1&item=1")
+    assert int(page.inner_text(".title").split()[0]) > 10_000
+    assert page.evaluate("document.querySelector('canvas.strip').height") < 2_000  # only what is visible is drawn
+    page.keyboard.press("End")
+    until(page, "document.querySelector('.scroller').scrollTop > 10000")
+    # However far it is scrolled, a frame draws what is on the screen and nothing else.
+    drawn = page.evaluate(
+        """async () => {
+            const scroller = document.querySelector(".scroller");
+            const real = CanvasRenderingContext2D.prototype.fillText;
+            let texts = 0;
+            CanvasRenderingContext2D.prototype.fillText = function (...given) { texts += 1; return real.apply(this, given); };
+            const counts = [];
+            for (let at = 0; at < 20; at += 1) {
+                texts = 0;
+                scroller.scrollTop = at * 1500;
+                await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+                counts.push(texts);
+            }
+            CanvasRenderingContext2D.prototype.fillText = real;
+            return counts;
+        }"""
+    )
+    assert min(drawn[1:]) > 50
+    assert max(drawn) < 1_500
+    assert page.locator("main *").count() < 300
 
 
-def test_a_picture_of_a_long_prompt_says_what_is_not_in_it(opened: Opening, tmp_path: Path) -> None:
+def test_a_picture_of_a_long_prompt_says_what_is_not_in_it(opened: Opening, served: Served, tmp_path: Path) -> None:
     folder = write_attention(tmp_path / "long", items=2, layers=1, heads=2, length=100, question=(5_000, 5_010))
-    running = mless.show(folder, browser=False)
-    try:
-        page = opened(permissions=["clipboard-read", "clipboard-write"]).go(
-            running.address + "#strip?folder=1&condition=mless&layer=1&head=1&item=1"
-        )
-        page.click("button[aria-label='Copy as SVG']")
-        page.wait_for_selector(".said >> text=/copied: the first 3 9\\d\\d tokens of 5 1\\d\\d/")
-        assert re.search(
-            r">the first 3 9\d\d tokens of 5 1\d\d</text>", page.evaluate("navigator.clipboard.readText()")
-        )
-        page.click("button[aria-label='Copy as CSV']")
-        until(page, "navigator.clipboard.readText().then((text) => text.split('\\n').length > 5100)")
-    finally:
-        running.stop()
+    at = served(folder)
+    page = opened(permissions=["clipboard-read", "clipboard-write"]).go(
+        at + "#strip?folder=1&condition=mless&layer=1&head=1&item=1"
+    )
+    page.click("button[aria-label='Copy as SVG']")
+    page.wait_for_selector(".said >> text=/copied: the first 3 9\\d\\d tokens of 5 1\\d\\d/")
+    assert re.search(r">the first 3 9\d\d tokens of 5 1\d\d</text>", page.evaluate("navigator.clipboard.readText()"))
+    page.click("button[aria-label='Copy as CSV']")
+    until(page, "navigator.clipboard.readText().then((text) => text.split('\\n').length > 5100)")
 
 
 def test_a_link_shows_the_same_view_to_another(opened: Opening, address: str) -> None:
@@ -547,29 +531,26 @@ def test_an_exported_file_works_from_disk_with_the_network_off(
     assert all(one.startswith(("file:", "data:", "blob:")) for one in made.requests)
 
 
-def test_a_hostile_folder_executes_nothing_and_fetches_nothing(opened: Opening, tmp_path: Path) -> None:
+def test_a_hostile_folder_executes_nothing_and_fetches_nothing(opened: Opening, served: Served, tmp_path: Path) -> None:
     folder = write_attention(
         tmp_path / "evil", items=3, layers=2, heads=2, label=EVIL, token=EVIL, name=EVIL, item="{:03d}" + EVIL, conditions=("none", "mless")
     )  # fmt: skip
-    running = mless.show(folder, browser=False)
+    at = served(folder)
     exporting.write(exporting.compose([folder], items="1"), tmp_path / "page.html")
-    try:
-        for base in (running.address, (tmp_path / "page.html").as_uri()):
-            made = opened()
-            page = made.go(base)
-            for where in ("#map?folder=1", HEAD, "#strip?folder=1&condition=mless&layer=1&head=2&item=1"):
-                page.evaluate("(where) => { location.hash = where; }", where)
-                page.wait_for_selector(f".view.{where[1:].partition('?')[0]}")
-                page.wait_for_selector("main[aria-busy='false']")
-                page.click(".proof-button")
-                page.wait_for_selector("dialog.proof[open]")
-                page.keyboard.press("Escape")
-                assert "owned" not in page.title()
-                assert page.locator("img, main script").count() == 0
-            assert all(one.startswith((base, "data:", "blob:", "file:")) for one in made.requests)
-            assert EVIL[:20] in page.inner_text("h1")
-    finally:
-        running.stop()
+    for base in (at, (tmp_path / "page.html").as_uri()):
+        made = opened()
+        page = made.go(base)
+        for where in ("#map?folder=1", HEAD, "#strip?folder=1&condition=mless&layer=1&head=2&item=1"):
+            page.evaluate("(where) => { location.hash = where; }", where)
+            page.wait_for_selector(f".view.{where[1:].partition('?')[0]}")
+            page.wait_for_selector("main[aria-busy='false']")
+            page.click(".proof-button")
+            page.wait_for_selector("dialog.proof[open]")
+            page.keyboard.press("Escape")
+            assert "owned" not in page.title()
+            assert page.locator("img, main script").count() == 0
+        assert all(one.startswith((base, "data:", "blob:", "file:")) for one in made.requests)
+        assert EVIL[:20] in page.inner_text("h1")
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -649,38 +630,32 @@ def test_a_page_on_another_origin_gets_nothing(opened: Opening, address: str, el
     other.errors.clear()  # the browser says itself what it refused
 
 
-def test_a_running_study_is_followed(opened: Opening, tmp_path: Path) -> None:
+def test_a_running_study_is_followed(opened: Opening, served: Served, tmp_path: Path) -> None:
     path = write_attention(tmp_path / "live", items=4, layers=1, heads=2, complete=False)
     folder = ResultFolder(path)
-    running = mless.show(path, browser=False)
-    try:
-        with folder.writing():
-            page = opened().go(running.address)
-            assert "running now" in page.inner_text(".card")
-            assert "4 of 12 units stored" in page.inner_text(".live")
-            (path / "units" / "attention").mkdir()
-            (path / "units" / "attention" / "mless-00001.parquet").write_bytes(b"")
-            page.wait_for_selector(".live >> text=5 of 12 units stored")
-    finally:
-        running.stop()
+    at = served(path)
+    with folder.writing():
+        page = opened().go(at)
+        assert "running now" in page.inner_text(".card")
+        assert "4 of 12 units stored" in page.inner_text(".live")
+        (path / "units" / "attention").mkdir()
+        (path / "units" / "attention" / "mless-00001.parquet").write_bytes(b"")
+        page.wait_for_selector(".live >> text=5 of 12 units stored")
 
 
-def test_the_menu_has_the_views_of_a_study_that_ended(opened: Opening, tmp_path: Path) -> None:
+def test_the_menu_has_the_views_of_a_study_that_ended(opened: Opening, served: Served, tmp_path: Path) -> None:
     path = write_attention(tmp_path / "live", items=4, layers=1, heads=2, complete=False)
     done = write_attention(tmp_path / "done", items=4, layers=1, heads=2)
-    running = mless.show(path, browser=False)
-    try:
-        page = opened().go(running.address)
-        assert page.locator("nav[aria-label=Views] a").count() == 1
-        for file in done.glob("*.parquet"):
-            shutil.copy(file, path / file.name)
-        shutil.copy(done / "study.json", path / "study.json")
-        page.wait_for_selector("nav[aria-label=Views] >> text=Map")
-        page.wait_for_selector(".card >> text=finished")
-        page.keyboard.press("2")
-        page.wait_for_selector("canvas.map")
-    finally:
-        running.stop()
+    at = served(path)
+    page = opened().go(at)
+    assert page.locator("nav[aria-label=Views] a").count() == 1
+    for file in done.glob("*.parquet"):
+        shutil.copy(file, path / file.name)
+    shutil.copy(done / "study.json", path / "study.json")
+    page.wait_for_selector("nav[aria-label=Views] >> text=Map")
+    page.wait_for_selector(".card >> text=finished")
+    page.keyboard.press("2")
+    page.wait_for_selector("canvas.map")
 
 
 def test_a_damaged_table_is_said_in_an_exported_file(opened: Opening, attention: Path, tmp_path: Path) -> None:
@@ -697,24 +672,21 @@ def test_a_damaged_table_is_said_in_an_exported_file(opened: Opening, attention:
 
 
 def test_a_folder_of_before_and_a_damaged_one_are_shown_beside_another(
-    opened: Opening, attention: Path, tmp_path: Path
+    opened: Opening, served: Served, attention: Path, tmp_path: Path
 ) -> None:
     old, broken = write_folder(tmp_path / "old"), write_attention(tmp_path / "broken", items=3, layers=1, heads=2)
     (broken / "retained.parquet").write_bytes(b"PAR1 PAR1")
-    running = mless.show([attention, old, broken], browser=False)
-    try:
-        page = opened().go(running.address)
-        assert page.inner_text("h1") == "3 result folders"
-        assert "retained.parquet" in page.inner_text(".refusal")
-        page.click("article:nth-child(2) >> text=Map")
-        page.wait_for_selector("canvas.map")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("h1 >> text=L1H1 under mless")
-        assert "items are not ranked" in page.inner_text("main")
-        page.keyboard.press("[")
-        until(page, "location.hash === '#map?folder=1'")
-    finally:
-        running.stop()
+    at = served([attention, old, broken])
+    page = opened().go(at)
+    assert page.inner_text("h1") == "3 result folders"
+    assert "retained.parquet" in page.inner_text(".refusal")
+    page.click("article:nth-child(2) >> text=Map")
+    page.wait_for_selector("canvas.map")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1 >> text=L1H1 under mless")
+    assert "items are not ranked" in page.inner_text("main")
+    page.keyboard.press("[")
+    until(page, "location.hash === '#map?folder=1'")
 
 
 def test_find_the_token_that_loses_most(opened: Opening, address: str) -> None:

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>"
 OTHER = {"name": "qwen", "label": "Qwen2.5-0.5B", "fingerprint": "ab" * 16, "layers": 24, "heads": 14}
 Open = Callable[..., Any]
+Served = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def address(paths: dict[str, Path]) -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(browser: Browser, address: str) -> Iterator[Open]:
+def opened(browser: Browser, address: str, served: Served) -> Iterator[Open]:
     """Opens a view in a page of its own. Any error of a script fails the story."""
     faults: list[str] = []
     contexts: list[Any] = []
@@ -257,30 +258,26 @@ def test_a_mark_that_was_hovered_leaves_no_tip_in_the_next_view(opened: Open) ->
 UNSEEN = "a\u202eb\u200bc\x07d\u2028e"
 
 
-def test_signs_that_cannot_be_seen_are_shown_in_every_view(opened: Open, tmp_path: Path) -> None:
+def test_signs_that_cannot_be_seen_are_shown_in_every_view(opened: Open, served: Served, tmp_path: Path) -> None:
     """An id or a name that would turn the text around, or look like another."""
-    from mless.explorer import show
 
     folders = [
         renamed(write_likelihood(tmp_path / "likelihood", items=12)),
         renamed(write_answers(tmp_path / "answers", items=12, text=UNSEEN)),
         write_attention(tmp_path / "attention", items=12, layers=1, heads=2, item="{:03d}" + UNSEEN, token=UNSEEN),
     ]
-    running = show(folders, browser=False)
+    at = served(folders)
     first = quote(f"sum-001{UNSEEN}")
-    try:
-        for view in (
-            "likelihood?folder=1", f"tokens?folder=1&item={first}", "answers?folder=2", f"answer?folder=2&item={first}",
-            "head?folder=3&condition=mless&layer=1&head=1", "strip?folder=3&condition=mless&layer=1&head=1&item=1",
-        ):  # fmt: skip
-            page = opened(view, at=running.address)
-            shown = page.evaluate(
-                "document.body.innerText + [...document.querySelectorAll('[aria-label], [title]')].map((one) => `${one.title} ${one.ariaLabel}`)"
-            )
-            assert not set(shown) & set("\u202e\u200b\x07\u2028"), view
-            assert "a\\u202eb\\u200bc\\x07d\\u2028e" in shown, view
-    finally:
-        running.stop()
+    for view in (
+        "likelihood?folder=1", f"tokens?folder=1&item={first}", "answers?folder=2", f"answer?folder=2&item={first}",
+        "head?folder=3&condition=mless&layer=1&head=1", "strip?folder=3&condition=mless&layer=1&head=1&item=1",
+    ):  # fmt: skip
+        page = opened(view, at=at)
+        shown = page.evaluate(
+            "document.body.innerText + [...document.querySelectorAll('[aria-label], [title]')].map((one) => `${one.title} ${one.ariaLabel}`)"
+        )
+        assert not set(shown) & set("\u202e\u200b\x07\u2028"), view
+        assert "a\\u202eb\\u200bc\\x07d\\u2028e" in shown, view
 
 
 def renamed(path: Path) -> Path:
@@ -471,39 +468,29 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Open, view: str) -> None:
 
 @pytest.mark.parametrize("width", [360, 700, 1200])
 def test_the_control_is_named_in_full_and_what_must_be_cut_has_a_title(
-    opened: Open, tmp_path: Path, width: int
+    opened: Open, served: Served, tmp_path: Path, width: int
 ) -> None:
-    from mless.explorer import show
 
     long = Condition("a-name-" + "of-many-words-" * 8, "repeat", " /", 55)
-    running = show(
-        [write_likelihood(tmp_path / "long", conditions=("none", "none-again", long), items=12)], browser=False
-    )
-    try:
-        page = opened("likelihood?folder=1", at=running.address, viewport={"width": width, "height": 800})
-        page.wait_for_selector("svg.drawn")
-        assert "none-again (A/A)" in page.locator("svg.drawn text.name").all_text_contents()
-        cut = page.locator("svg.drawn text.name", has_text="a-name-")
-        assert cut.locator("title").text_content() == long.name
-        assert (cut.evaluate("(one) => one.firstChild.data")).endswith("…")
-    finally:
-        running.stop()
+    at = served([write_likelihood(tmp_path / "long", conditions=("none", "none-again", long), items=12)])
+    page = opened("likelihood?folder=1", at=at, viewport={"width": width, "height": 800})
+    page.wait_for_selector("svg.drawn")
+    assert "none-again (A/A)" in page.locator("svg.drawn text.name").all_text_contents()
+    cut = page.locator("svg.drawn text.name", has_text="a-name-")
+    assert cut.locator("title").text_content() == long.name
+    assert (cut.evaluate("(one) => one.firstChild.data")).endswith("…")
 
 
-def test_a_task_without_solutions_is_promised_none(opened: Open, tmp_path: Path) -> None:
-    from mless.explorer import show
+def test_a_task_without_solutions_is_promised_none(opened: Open, served: Served, tmp_path: Path) -> None:
 
-    running = show([write_likelihood(tmp_path / "answers-only", items=12, solutions=False)], browser=False)
-    try:
-        page = opened("likelihood?folder=1", at=running.address)
-        assert "Log-probabilities of the answer, against none." in page.inner_text("main")
-        assert "solution" not in page.inner_text("main").lower()
-        page.locator("table.ranked a.into").first.click()
-        ready(page, "Item")
-        assert "solution" not in page.inner_text("main").lower()
-        assert "What else was scored" in page.inner_text("main")
-    finally:
-        running.stop()
+    at = served([write_likelihood(tmp_path / "answers-only", items=12, solutions=False)])
+    page = opened("likelihood?folder=1", at=at)
+    assert "Log-probabilities of the answer, against none." in page.inner_text("main")
+    assert "solution" not in page.inner_text("main").lower()
+    page.locator("table.ranked a.into").first.click()
+    ready(page, "Item")
+    assert "solution" not in page.inner_text("main").lower()
+    assert "What else was scored" in page.inner_text("main")
     page = opened("tokens?folder=3&item=sum-060")
     assert "This item has no reference solution." in page.inner_text("main")
 
@@ -615,15 +602,11 @@ def test_the_menu_of_the_start_leads_to_every_view_that_a_folder_has(opened: Ope
     ready(page)
 
 
-def test_few_items_that_can_show_nothing_say_so(opened: Open, tmp_path: Path) -> None:
-    from mless.explorer import show
+def test_few_items_that_can_show_nothing_say_so(opened: Open, served: Served, tmp_path: Path) -> None:
 
-    running = show([write_likelihood(tmp_path / "few", items=5)], browser=False)
-    try:
-        page = opened("likelihood?folder=1", at=running.address)
-        page.wait_for_selector("text=/With 4 items and \\d+ conditions no p can come to 0.05 after Holm/")
-    finally:
-        running.stop()
+    at = served([write_likelihood(tmp_path / "few", items=5)])
+    page = opened("likelihood?folder=1", at=at)
+    page.wait_for_selector("text=/With 4 items and \\d+ conditions no p can come to 0.05 after Holm/")
     assert page.locator("text=no p can come to 0.05").count() == 1
     many = opened("likelihood?folder=3")
     assert many.locator("text=no p can come to 0.05").count() == 0
