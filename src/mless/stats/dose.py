@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from mless.errors import BadData
-from mless.stats.intervals import interval_p, mean_intervals, moments, reach, sample_skewness, tilt
-from mless.stats.shares import holm, sign_flip
+from mless.stats.intervals import mean_intervals, moments, reach, sample_skewness, tilt
+from mless.stats.shares import holm, larger_p
 
 #: Random signs, or samples of items, for the largest t: its 97.5 % quantile is then known to about 0.05 (normal items) or 0.2 (24 lognormal ones).
 _DRAWS = 4_000
@@ -87,7 +87,7 @@ def dose_curve(
     known = _complete(changes, doses)
     found = mean_intervals(known, level)
     lo_all, hi_all = simultaneous(known, rng, level)
-    p = _both_p(known, rng, level, flips)
+    p = larger_p(known, rng, flips=flips, alpha=1 - level)
     slope = _slope(known, doses, rng, level, flips)
     return DoseCurve(
         len(known),
@@ -150,7 +150,7 @@ def best_dose(
     at = int(means.argmax())
     mine = judged_on[:, [at]]
     found = mean_intervals(mine, level)
-    p = float(_both_p(mine, rng, level, flips)[0])
+    p = float(larger_p(mine, rng, flips=flips, alpha=1 - level)[0])
     numbers = float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p
     return BestDose(doses[at], len(chosen_on), float(means[at]), len(judged_on), *numbers)
 
@@ -162,15 +162,8 @@ def _slope(
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     each = (known @ weights[1:])[:, None]  # dose 0 adds 0: it is the baseline
     found = mean_intervals(each, level)
-    p = float(_both_p(each, rng, level, flips)[0])
+    p = float(larger_p(each, rng, flips=flips, alpha=1 - level)[0])
     return Slope(float(found.mean[0]), float(found.lo[0]), float(found.hi[0]), p)
-
-
-def _both_p(
-    values: Float64[np.ndarray, "items rows"], rng: np.random.Generator, level: float, flips: int
-) -> Float64[np.ndarray, " rows"]:
-    """The larger p of the sign-flip test, which takes skewed items for an effect, and of the interval."""
-    return np.fmax(sign_flip(values, rng, flips=flips, alpha=1 - level).p, interval_p(values))
 
 
 def find_peak(known: Float64[np.ndarray, "items doses"], doses: Sequence[int], rng: np.random.Generator) -> Peak:
@@ -212,7 +205,7 @@ def _largest_t(
     drawn: list[Float64[np.ndarray, " draws"]] = []
     for count in _at_a_time(n):
         signs = rng.integers(0, 2, (count, n)) * 2.0 - 1
-        drawn.append(_t_of(signs @ used / n, squares, squares, n).max(axis=1))
+        drawn.append(_t_of(signs @ used / n, squares, 1e-30 * squares, n).max(axis=1))
     return np.concatenate(drawn)
 
 
@@ -232,7 +225,7 @@ def _extremes(
         # how often each item is drawn; the same as a multinomial draw, many times as fast
         places = rng.integers(0, n, (count, n)) + n * np.arange(count)[:, None]
         times = np.bincount(places.ravel(), minlength=count * n).reshape(count, n).astype(np.float64)
-        t = _t_of(times @ used / n, times @ used**2, squares, n)
+        t = _t_of(times @ used / n, times @ used**2, _LEAST * squares, n)
         most.append(t.max(axis=1))
         least.append(t.min(axis=1))
     return np.concatenate(most), np.concatenate(least)
@@ -246,11 +239,11 @@ def _at_a_time(items: int) -> list[int]:
 def _t_of(
     means: Float64[np.ndarray, "draws rows"],
     sums: Float64[np.ndarray, "*draws rows"],
-    squares: Float64[np.ndarray, " rows"],
+    least: Float64[np.ndarray, " rows"],
     n: int,
 ) -> Float64[np.ndarray, "draws rows"]:
-    """t of drawn deviations, from their means and sums of squares. `squares` are those of all items: draws may not vary at all."""
-    return means / np.sqrt(np.maximum(sums - n * means**2, _LEAST * squares) / (n - 1) / n)
+    """t of drawn deviations, from their means and sums of squares; these are at least `least`, because draws may not vary at all."""
+    return means / np.sqrt(np.maximum(sums - n * means**2, least) / (n - 1) / n)
 
 
 def _complete(changes: Float[np.ndarray, "items doses"], doses: Sequence[int]) -> Float64[np.ndarray, "some doses"]:

@@ -156,7 +156,7 @@ def random_effects(
     fit = _fit(y, v, np.ones((k, 1)))
     mean_lo, mean_hi = fit.between(0, level)
     weights = 1 / (v + fit.tau2)
-    q = _q(y, v, 0.0)
+    q = float(_means(y, v, np.zeros(1))[1][0])
     lo, hi = _profile(y, v, level)
     further = _predicted(y, v, level) if k > 2 else (nan, nan)
     return Pooled(
@@ -341,10 +341,6 @@ def _means(
     total = weights.sum(axis=1)
     mean = (weights * y).sum(axis=1) / total
     return mean, (weights * (y - mean[:, None]) ** 2).sum(axis=1), total
-
-
-def _q(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], tau2: float) -> float:
-    return float(_means(y, v, np.array([tau2]))[1][0])
 
 
 def _profile(y: Float64[np.ndarray, " models"], v: Float64[np.ndarray, " models"], level: float) -> tuple[float, float]:

@@ -15,7 +15,16 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from mless.errors import BadAttention, BadStudy
-from mless.stats.intervals import MeanIntervals, is_skewed, mean_intervals, moments, reach, sample_skewness, student
+from mless.stats.intervals import (
+    MeanIntervals,
+    interval_p,
+    is_skewed,
+    mean_intervals,
+    moments,
+    reach,
+    sample_skewness,
+    student,
+)
 
 Verdict = Literal["drops", "rises", "unchanged", "undecided"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -230,6 +239,18 @@ def sign_flip(
         p[by_chance] = np.maximum(_random_p(used[:, by_chance], flips, rng), floors[by_chance])
     smallest = float(floors[n >= 2].min()) if (n >= 2).any() else math.nan
     return SignFlip(p, not by_chance.any(), smallest, n, flips if by_chance.any() else 0)
+
+
+def larger_p(
+    values: Float64[np.ndarray, "items rows"],
+    rng: np.random.Generator,
+    *,
+    flips: int = 100_000,
+    alpha: float = 0.05,
+    names: Sequence[str] | None = None,
+) -> Float64[np.ndarray, " rows"]:
+    """The larger p of the sign-flip test, which takes skewed items for an effect, and of the interval of each row's mean."""
+    return np.fmax(sign_flip(values, rng, flips=flips, alpha=alpha, names=names).p, interval_p(values))
 
 
 def _exact_p(row: Float64[np.ndarray, " items"]) -> float:

@@ -11,9 +11,9 @@ from jaxtyping import Float64
 
 from mless.results.cause_rows import CAUSE, CHAIN, DIRECTIONS, LADDER, STEPS
 from mless.results.schemas import table_of_rows
-from mless.stats.intervals import interval_p, mean_intervals
+from mless.stats.intervals import mean_intervals
 from mless.stats.ratios import ratios_of_means
-from mless.stats.shares import holm, sign_flip
+from mless.stats.shares import holm, larger_p
 from mless.study.cause.cells import Runs
 from mless.study.composing import Changes
 
@@ -58,7 +58,7 @@ def _tested(columns: Sequence[Column], rng: np.random.Generator, flips: int, nam
     """Mean, interval and p of each column of items. Both the sign-flip test and the interval have to reject: items may be skewed."""
     values = np.stack(columns, axis=1)
     found = mean_intervals(values)
-    p = np.maximum(sign_flip(values, rng, flips=flips, names=names).p, interval_p(values))
+    p = larger_p(values, rng, flips=flips, names=names)
     return [
         {"n": int(found.n[at]), "mean": float(found.mean[at]), "lo": float(found.lo[at]), "hi": float(found.hi[at])}
         | {"skewed": bool(found.skewed[at]), "p": float(p[at])}
