@@ -29,6 +29,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 To = Literal["rest", "sink"]
 #: What a patch may take from another run, by layer.
 Part = Literal["residual", "attention-output", "mlp-output", "mlp-activation", "keys-values"]
+#: Parts that only a layer with softmax attention has.
+IN_ATTENTION: tuple[Part, ...] = ("attention-output", "keys-values")
 PARTS: tuple[Part, ...] = get_args(Part)
 
 

@@ -37,6 +37,8 @@ _RESTORED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 _LOG_P = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 #: Long enough for a whole ordinary prompt, short enough for eager's matrices.
 _TOKENS = 512
+#: Texts after a prompt that are compared in one row and in rows of their own.
+_TEXTS = 4
 #: Activations are compared value by value, so a few tokens are enough.
 _READING_TOKENS = 64
 
@@ -191,16 +193,16 @@ def prove_scores(
     """The same for log-probabilities of texts after a prompt.
 
     head:       log p of a text in a row of its own against the model's own forward, whole
-    texts:      whether all texts after a prompt may share a row: they get the same numbers as in rows of their own
+    texts:      whether all texts after a prompt may share a row: the longest get the same numbers as in rows of their own
     neighbours: a row has the same bits alone and with others, in another place; `shape` is rows × tokens of the forwards to come
     """
-    alone = [scorer([row])[0] for row in apart]
-    longest = max(range(len(apart)), key=lambda at: len(apart[at]))
-    head = _check_scores(model, apart[longest], alone[longest])
-    plain = [one.texts[0] for one in alone]
+    longest = sorted(range(len(apart)), key=lambda at: len(apart[at]), reverse=True)[:_TEXTS]
+    alone = {at: scorer([apart[at]])[0] for at in longest}
+    head = _check_scores(model, apart[longest[0]], alone[longest[0]])
     try:
-        shared = list(scorer(together)[0].texts)
-        gap = max((float(np.abs(a - b).max()) for a, b in zip(plain, shared, strict=True) if len(a)), default=0.0)
+        shared = scorer(together)[0].texts
+        pairs = ((one.texts[0], shared[at]) for at, one in alone.items())
+        gap = max((float(np.abs(a - b).max()) for a, b in pairs if len(a)), default=0.0)
         why = None if gap <= _LOG_P[model.dtype] else f"in one row they differ by {gap:.2g} nats"
     except UnsupportedArchitecture as fault:
         gap, why = math.nan, first_line(fault)
@@ -213,17 +215,16 @@ def prove_scores(
 
 
 def _check_scores(model: LoadedModel, row: Branches, found: Scores) -> float:
-    known, ids = len(row.prompt), torch.from_numpy(row.ids)[None].to(model.device)
+    ids, predicted = (torch.from_numpy(one).to(model.device) for one in (row.ids[None], row.predicted))
     more = (
         {}
         if row.prompt.position_ids is None
         else {"position_ids": torch.from_numpy(row.positions)[None].to(model.device)}
     )
     with torch.inference_mode():
-        logits = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more).logits[
-            0, known - 1 : -1
-        ]
-        own = logits.float().log_softmax(-1).gather(-1, ids[0, known:, None])[:, 0].double().cpu().numpy()
+        called = model.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more)
+        logits = called.logits[0, len(row.prompt) - 1 :][: len(predicted)]
+        own = logits.float().log_softmax(-1).gather(-1, predicted[:, None])[:, 0].double().cpu().numpy()
     gap = float(np.abs(own - found.texts[0]).max()) if len(own) else 0.0
     if not gap <= _LOG_P[model.dtype]:
         raise ProofFailed(

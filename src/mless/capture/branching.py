@@ -21,7 +21,8 @@ _QUERIES = 2048
 
 @dataclass(frozen=True)
 class Branches:
-    """A prompt's tokens, then those of the texts after it, each after the one it follows: a tree in preorder.
+    """A prompt's tokens, then those of the texts after it, each after the one it follows: a tree in preorder. A text's last token is only predicted:
+    where no other text goes on from it, it is not among them.
 
     Token i sees token j where j ≤ i < `end[j]`: just the tokens on its own way.
     """
@@ -34,8 +35,11 @@ class Branches:
     end: Int64[np.ndarray, " tokens"]
     #: How many tokens come before it on its way.
     depth: Int64[np.ndarray, " tokens"]
-    #: Where each text's tokens are, in the order in which the texts were given.
-    paths: tuple[Int64[np.ndarray, " _"], ...]
+    #: All that is predicted, each once: which token, and from where.
+    predicted: Int64[np.ndarray, " predictions"]
+    origin: Int64[np.ndarray, " predictions"]
+    #: Each text's predictions, in the order in which the texts were given.
+    texts: tuple[Int64[np.ndarray, " _"], ...]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,6 +73,7 @@ def branches(prompt: Prompt, texts: Sequence[Sequence[int]]) -> Branches:
     """The prompt with these texts after it, all in one row."""
     children: list[dict[int, int]] = [{}]
     tokens: list[int] = [-1]
+    before: list[int] = [-1]
     ways: list[list[int]] = []
     for text in texts:
         at, way = 0, list[int]()
@@ -76,6 +81,7 @@ def branches(prompt: Prompt, texts: Sequence[Sequence[int]]) -> Branches:
             if (there := children[at].get(token)) is None:
                 there = children[at][token] = len(tokens)
                 tokens.append(token)
+                before.append(at)
                 children.append({})
             at = there
             way.append(at)
@@ -84,19 +90,26 @@ def branches(prompt: Prompt, texts: Sequence[Sequence[int]]) -> Branches:
     ids, parent, depth = list(prompt.token_ids), list(range(-1, known - 1)), list(range(known))
     place: dict[int, int] = {0: known - 1}
     # Without recursion: a text may be longer than Python's stack is deep.
-    waiting = [(node, 0) for node in reversed(children[0].values())]
+    waiting = list(reversed(children[0].values()))
     while waiting:
-        node, before = waiting.pop()
+        node = waiting.pop()
+        if not children[node]:
+            continue
         place[node] = len(ids)
         ids.append(tokens[node])
-        parent.append(place[before])
-        depth.append(depth[place[before]] + 1)
-        waiting += [(child, node) for child in reversed(children[node].values())]
+        parent.append(place[before[node]])
+        depth.append(depth[place[before[node]]] + 1)
+        waiting += reversed(children[node].values())
     end = list(range(1, len(ids) + 1))
     for at in range(len(ids) - 1, 0, -1):
         end[parent[at]] = max(end[parent[at]], end[at])
-    paths = tuple(np.array([place[node] for node in way], np.int64) for way in ways)
-    return Branches(prompt, np.array(ids), np.array(parent), np.array(end), np.array(depth), paths)
+    return Branches(
+        prompt,
+        *(np.array(one, np.int64) for one in (ids, parent, end, depth)),
+        predicted=np.array(tokens[1:], np.int64),
+        origin=np.array([place[node] for node in before[1:]], np.int64),
+        texts=tuple(np.array(way, np.int64) - 1 for way in ways),
+    )
 
 
 class BranchMask(GivenMask):
@@ -108,13 +121,16 @@ class BranchMask(GivenMask):
         depth: Int64[Tensor, "rows tokens"],
         hidden: Int64[Tensor, "rows 2"] | None,
         own: LazyMask,
+        before: int = 0,
     ) -> None:
-        self._end, self._depth, self._hidden, self._own = end, depth, hidden, own
+        """`before`: so many of the rows' tokens, the first ones, are no queries."""
+        self._end, self._depth, self._hidden, self._own, self._before = end, depth, hidden, own, before
         self._whole: Tensor | None = None
         self.plain_causal = self.causal_for_real = False
 
     def __call__(self, first: int, last: int, /) -> Bool[Tensor, "rows 1 queries keys"]:
         tokens = self._end.shape[1]
+        first, last = first + self._before, last + self._before
         if tokens > _QUERIES:
             return self._block(first, last)
         if self._whole is None:
@@ -137,7 +153,7 @@ class BranchMask(GivenMask):
         return seen[:, None]
 
     def windowed(self, size: int) -> BranchMask:
-        return BranchMask(self._end, self._depth, self._hidden, self._own.windowed(size))
+        return BranchMask(self._end, self._depth, self._hidden, self._own.windowed(size), self._before)
 
 
 def own_rule(call: Call) -> LazyMask:

@@ -101,6 +101,7 @@ class Follower:
         self._prompts: list[Prompt | None] = []
         self._lengths: Sequence[int] | None = None
         self._depths: Sequence[Int64[np.ndarray, " _"]] | None = None
+        self._before = 0
         self._current: Places | None = None
         self._count = 0
         self.rows(prompts)
@@ -112,9 +113,11 @@ class Follower:
         prompts: Sequence[Prompt | None],
         lengths: Sequence[int] | None = None,
         depths: Sequence[Int64[np.ndarray, " _"]] | None = None,
+        before: int = 0,
     ) -> None:
         """The prompts of the forwards to come. `lengths`: how many tokens their rows have, each from place 0 on; nothing is then read from the
         forward, rows without a prompt (None) are left as they are, and rows beyond the prompts only fill the batch. `depths`: as in `Places`.
+        `before`: so many of the rows' tokens, the first ones, do not come with the forwards.
         """
         for prompt in prompts:
             if not isinstance(prompt, Prompt) and (prompt is not None or lengths is None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -123,7 +126,7 @@ class Follower:
                 )
         if not prompts:
             raise BadPrompt("no prompt is given, so it is not known which tokens are which; give one for each row")
-        self._prompts, self._lengths, self._depths = list(prompts), lengths, depths
+        self._prompts, self._lengths, self._depths, self._before = list(prompts), lengths, depths, before
 
     @property
     def places(self) -> Places:
@@ -154,7 +157,7 @@ class Follower:
             )
         rows, tokens = int(given.shape[0]), int(given.shape[1])
         cache = kwargs.get("past_key_values")
-        before = int(cache.get_seq_length()) if cache is not None else 0
+        before = int(cache.get_seq_length()) if cache is not None else self._before
         self._count += 1
         if self._lengths is not None:
             more = rows - len(self._prompts)

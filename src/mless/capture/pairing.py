@@ -55,6 +55,23 @@ def _pairs_of(
     return found
 
 
+def first_patched(patches: Sequence[Patch], prompt: Prompt, other: Prompt) -> int:
+    """The first token of the prompt that patches from a plain run of the other one may change. 0 where the run has to be whole.
+
+    Tokens that both prompts begin with have the same values in both, so to patch them changes nothing.
+    """
+    mine, its = ([*zip(one.token_ids, positions_of(one), strict=True)] for one in (prompt, other))
+    # Keys that are put in are seen by tokens that have no patch; and a run's own values must not change a bit of it.
+    if mine == its or any(patch.part == "keys-values" for patch in patches):
+        return 0
+    same = next((at for at, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), min(len(mine), len(its)))
+    changed = [len(prompt) - 1]  # the answer's first token is predicted from here
+    for patch in patches:
+        ours, theirs = aligned(prompt, other, spans_of(patch.at))
+        changed += ours[(ours != theirs) | (ours >= same)].tolist()
+    return min(changed)
+
+
 def inserts(patch: Patch, prompt: Prompt, other: Prompt) -> bool:
     """Whether the patch puts the other prompt's filler, as keys and values, into a prompt without it."""
     has, lacks = (any(span.name == "filler" for span in one.spans) for one in (other, prompt))

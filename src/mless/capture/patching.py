@@ -6,7 +6,6 @@ MLP's output, its non-linearity's output (module hooks), and the attention call'
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,15 +22,12 @@ from mless.capture.forwards import attention_of
 from mless.capture.pairing import aligned, check_patch, inserts
 from mless.capture.positions import check_reach, own_positions
 from mless.capture.seam import Call, Change, GivenMask, LazyMask, Mask, attended, attending, changing, heads_of
-from mless.changes import ANSWER, NAMED_SPANS, PARTS, Part, Patch, spans_of
+from mless.changes import ANSWER, IN_ATTENTION, NAMED_SPANS, PARTS, Part, Patch, spans_of
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
 from mless.models.activations import activation_points, layer_modules, mlp_modules
 from mless.models.seams import among, attention_layers
 from mless.values import Prompt, numbers_of
-
-#: Parts that are read and changed where attention is computed; the others are modules' outputs.
-_IN_ATTENTION: tuple[Part, ...] = ("attention-output", "keys-values")
 
 Place = tuple[Part, int]
 
@@ -57,16 +53,10 @@ class RecordedRun:
 # ---- the places in a model ---------------------------------------------------------------------------------------------
 
 
-#: By model: its attention layers. To find them takes milliseconds, and a study asks for every patch of every forward.
-_LAYERS: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
-
-
 def numbered(model: nn.Module, part: Part, layers: str) -> list[int]:
     """The layers of a part, by number; those that the model lacks are refused."""
-    if part in _IN_ATTENTION:
-        if model not in _LAYERS:
-            _LAYERS[model] = attention_layers(model)
-        there = _LAYERS[model]
+    if part in IN_ATTENTION:
+        there = attention_layers(model)
         asked = there if layers == "all" else numbers_of(layers, max(there), "layer")
         return among(there, asked, type(model).__name__)
     config: Any = getattr(model, "config", None)
@@ -119,10 +109,10 @@ class _Watch(Change):
         hooked: list[tuple[nn.Module, Place]] = [
             (module, (part, layer))
             for part, layers in by_part.items()
-            if part not in _IN_ATTENTION and layers
+            if part not in IN_ATTENTION and layers
             for layer, module in points_of(model, part, layers).items()
         ]
-        self.in_attention = any(by_part[part] for part in _IN_ATTENTION)
+        self.in_attention = any(by_part[part] for part in IN_ATTENTION)
         self._follower = Follower(model, prompts)
         self._hooks = [
             module.register_forward_hook(_hook(place, self._follower, self._act)) for module, place in hooked
@@ -275,12 +265,13 @@ class PatchHandle(_Watch):
         patches: Sequence[Sequence[Patch]] | None = None,
         lengths: Sequence[int] | None = None,
         depths: Sequence[Int64[np.ndarray, " _"]] | None = None,
+        before: int = 0,
     ) -> None:
         """The prompts of the forwards to come and the run each takes its values from; each row has its own of the handle's patches, by default all."""
         by_row = [tuple(one) for one in patches] if patches is not None else [tuple(self._layers)] * len(prompts)
         self._check(prompts, runs, by_row)
         self._by_row, self._runs, self._made = by_row, list(runs), None
-        self._follower.rows(prompts, lengths, depths)
+        self._follower.rows(prompts, lengths, depths, before)
 
     def _check(self, prompts: Sequence[Prompt], runs: Sequence[RecordedRun], by_row: Sequence[Sequence[Patch]]) -> None:
         given = list(prompts), list(runs), by_row

@@ -7,7 +7,7 @@ bits depend on its own tokens, on the row's padded length and on the number of r
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -25,9 +25,12 @@ from mless.capture.forwards import own_forward, sdpa_forward
 from mless.capture.seam import Call, attending
 from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
+from mless.models.seams import replaced_forward
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
+#: Up to so many states the head is twice as quick the other way round, on a CPU (49,152 to 262,144 tokens, 576 to 896 numbers).
+_FEW = 48
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Scorer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._decoder: nn.Module = model.model.get_decoder()
+        #: The states that the last row was compared with, the first one's place, and their logits.
+        self._kept: tuple[Tensor | None, int, Tensor] | None = None
         #: What the decoder returns.
         self._kind: type[Any] = BaseModelOutputWithPast
 
@@ -93,12 +98,21 @@ class Scorer:
         count: int | None = None,
         length: int | None = None,
         tell: Callable[[Int64[Tensor, "rows tokens"]], None] | None = None,
+        before: int = 0,
     ) -> list[Scores]:
-        """One forward of the rows, filled up to `count` rows of `length` tokens. `tell` gets each token's place on its way, before it."""
+        """One forward of the rows, filled up to `count` rows of `length` tokens. `tell` gets each token's place on its way, before it.
+
+        `before`: so many tokens, the first ones of each row and none that a text is predicted from, are not computed. Their keys and values have to
+        be put in (`starting`).
+        """
         against = against or [None] * len(rows)
         with torch.inference_mode():
-            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell)
-            return self._read(rows, states, against)
+            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell, before)
+            if not states.is_cpu:
+                return self._read(rows, states, against, before)
+            # Each by itself: what the head makes of a row must not depend on how many there are.
+            each = zip(rows, states.split(1), against, strict=False)
+            return [self._read([row], own, [other], before)[0] for row, own, other in each]
 
     def forward(self, rows: Sequence[Branches], *, count: int | None = None, length: int | None = None) -> None:
         """The same forward without a head, for what others read in it."""
@@ -108,14 +122,19 @@ class Scorer:
     # ---- from tokens to states
 
     def _states(
-        self, rows: Sequence[Branches], count: int, length: int, tell: Callable[[Tensor], None] | None
+        self,
+        rows: Sequence[Branches],
+        count: int,
+        length: int,
+        tell: Callable[[Tensor], None] | None,
+        before: int = 0,
     ) -> Float[Tensor, "rows tokens width"]:
         place = self._model.device
         ids, positions, depth = (torch.zeros(count, length, dtype=torch.long) for _ in range(3))
         # What fills up sees itself only.
         end = torch.arange(1, length + 1).repeat(count, 1)
         real = torch.zeros(count, length, dtype=torch.long)
-        real[:, 0] = 1  # a row of nothing but padding has no softmax
+        real[:, before] = 1  # a row of nothing but padding has no softmax
         hidden = torch.zeros(count, 2, dtype=torch.long)
         for at, row in enumerate(rows):
             own = slice(0, len(row))
@@ -124,13 +143,14 @@ class Scorer:
             real[at, own] = 1
             hidden[at] = torch.tensor(row.hidden or (0, 0))
         given: dict[str, Any] = {}
-        branched = any(row.own_mask for row in rows)
+        branched = bool(before) or any(row.own_mask for row in rows)
         if branched or any(row.prompt.position_ids is not None for row in rows):
-            given["position_ids"] = sent(positions, place)
+            given["position_ids"] = sent(positions[:, before:], place)
         if tell is not None:
             tell(sent(depth, place))
         seen = (sent(end, place), sent(depth, place), sent(hidden, place) if bool(hidden.any()) else None)
-        with _seeing(self._model.model, *seen) if branched else nullcontext():
+        ids, real = ids[:, before:], real[:, before:]
+        with _seeing(self._model.model, *seen, before) if branched else nullcontext():
             out = self._decoder(input_ids=sent(ids, place), attention_mask=sent(real, place), use_cache=False, **given)
         self._kind = type(out)
         return out.last_hidden_state
@@ -142,9 +162,10 @@ class Scorer:
         rows: Sequence[Branches],
         states: Float[Tensor, "rows tokens width"],
         against: Sequence[Float[Tensor, "_ width"] | None],
+        before: int,
     ) -> list[Scores]:
         length = states.shape[1]
-        asked = [_Asked(row, at * length) for at, row in enumerate(rows)]
+        asked = [_Asked(row, at * length - before) for at, row in enumerate(rows)]
         firsts = sum(len(one.first) for one in asked)
         # The states before the first texts' tokens, then all others: only the first are compared.
         at = np.concatenate([*(one.first for one in asked), *(one.others for one in asked)])
@@ -153,9 +174,9 @@ class Scorer:
         partners = _beside(asked, against, wanted)
         place = np.zeros(len(rows) * length, np.int64)
         place[at] = np.arange(len(at))
-        # Tokens in the order of the states that predict them.
-        state = np.concatenate([place[one.parents] for one in asked])
-        token = np.concatenate([row.ids[len(row.prompt) :] for row in rows])
+        # Predictions in the order of the states that they are made from.
+        state = np.concatenate([place[one.origin] for one in asked])
+        token = np.concatenate([row.predicted for row in rows])
         order = np.argsort(state, kind="stable")
         bounds = np.searchsorted(state[order], range(0, len(at) + HEAD_BLOCK, HEAD_BLOCK))
         of_state, of_token = (sent(torch.from_numpy(one[order]), flat.device) for one in (state, token))
@@ -165,7 +186,7 @@ class Scorer:
             here = slice(bounds[number], bounds[number + 1])
             theirs = None
             if partners is not None and first < firsts:
-                theirs = self._logits(self._filled(partners[first : first + len(block)], len(block)))
+                theirs = self._beside(against, first, partners[first : first + len(block)], len(block))
             told, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
             logp.append(told)
             if first < firsts:
@@ -191,21 +212,38 @@ class Scorer:
             return states
         return torch.cat([states, states.new_zeros(count - len(states), states.shape[1])])
 
+    def _beside(
+        self, against: Sequence[Tensor | None], first: int, states: Float[Tensor, "some width"], count: int
+    ) -> Float[Tensor, "block vocabulary"]:
+        """The logits to compare with. On a CPU one row after another is compared with the same states, so these are kept."""
+        if not states.is_cpu:
+            return self._logits(self._filled(states, count))
+        (one,) = against
+        if self._kept is None or self._kept[0] is not one or self._kept[1] != first:
+            self._kept = one, first, self._logits(states)
+        return self._kept[2]
+
     def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
-        with _answering(self._decoder, self._kind(last_hidden_state=states[None])):
+        model, head = self._model.model, self._model.model.get_output_embeddings()
+        few = states.is_cpu and len(states) <= _FEW and type(head) is nn.Linear and torch.backends.mkl.is_available()
+        with ExitStack() as stack:
+            stack.enter_context(
+                replaced_forward(self._decoder, lambda *_, **__: self._kind(last_hidden_state=states[None]))
+            )
+            if few:
+                stack.enter_context(replaced_forward(head, lambda given: _few_through(head, given)))
             ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
-            return self._model.model(input_ids=ids, use_cache=False).logits[0]
+            return model(input_ids=ids, use_cache=False).logits[0]
 
 
 class _Asked:
     """Which of a row's states predict what is asked about; places in the states of all rows, one after another."""
 
     def __init__(self, row: Branches, offset: int) -> None:
-        self.parents = offset + row.parent[len(row.prompt) :]
-        self.path = row.paths[0] if row.paths else np.empty(0, np.int64)
-        self.first = offset + row.parent[self.path]
-        self.others = np.setdiff1d(self.parents, self.first)
+        self.origin = offset + row.origin
+        self.first = self.origin[row.texts[0]] if row.texts else np.empty(0, np.int64)
+        self.others = np.setdiff1d(self.origin, self.first)
 
 
 def _beside(
@@ -234,8 +272,8 @@ class _Forward:
         rows: Sequence[Branches],
         asked: Sequence[_Asked],
         compared: Sequence[bool],
-        order: Int64[np.ndarray, " after"],
-        logp: Float64[Tensor, " after"],
+        order: Int64[np.ndarray, " predictions"],
+        logp: Float64[Tensor, " predictions"],
         along: Float64[Tensor, "3 firsts"],
     ) -> None:
         self._rows, self._asked, self._compared, self._order = rows, asked, compared, order
@@ -259,8 +297,7 @@ class _Forward:
         along = self._along.numpy()
         token = first = 0
         for row, one, compared in zip(self._rows, self._asked, self._compared, strict=True):
-            known = len(row.prompt)
-            own = logp[token : token + len(row) - known]
+            own = logp[token : token + len(row.predicted)]
             entropy, kl, agree = (values[first : first + len(one.first)] for values in along)
             token, first = token + len(own), first + len(one.first)
             if not (np.isfinite(own).all() and np.isfinite(entropy).all()):
@@ -270,7 +307,7 @@ class _Forward:
                 )
                 continue
             nothing = np.full(len(one.first), np.nan)
-            texts = tuple(own[path - known] for path in row.paths)
+            texts = tuple(own[text] for text in row.texts)
             yield Numbers(texts, entropy, kl if compared else nothing, agree if compared else nothing)
 
 
@@ -280,6 +317,7 @@ def _seeing(
     end: Int64[Tensor, "rows tokens"],
     depth: Int64[Tensor, "rows tokens"],
     hidden: Int64[Tensor, "rows 2"] | None,
+    before: int,
 ) -> Generator[None]:
     """Inside the block every token sees its own way only."""
     made: dict[tuple[int, torch.device], tuple[Any, BranchMask]] = {}
@@ -289,7 +327,7 @@ def _seeing(
         # The rule is kept beside the mask, so that its id is not given to another.
         if (id(own), place) not in made:
             there = None if hidden is None else hidden.to(place)
-            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own)
+            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own, before)
         return made[id(own), place][1]
 
     def attend(call: Call) -> Tensor:
@@ -301,19 +339,8 @@ def _seeing(
         yield
 
 
-@contextmanager
-def _answering(decoder: nn.Module, answer: Any) -> Generator[None]:
-    """Inside the block the decoder returns this, whatever it is given."""
-    own = vars(decoder).get("forward")
-
-    def forward(*_: Any, **__: Any) -> Any:
-        return answer
-
-    decoder.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del decoder.forward
-        else:
-            decoder.forward = own
+def _few_through(head: nn.Linear, states: Float[Tensor, "1 states width"]) -> Float[Tensor, "1 states vocabulary"]:
+    """The head's product the other way round. MKL copies what comes second into another layout first, and the head is a thousand times as large."""
+    found = (head.weight @ states[0].T).T[None]
+    bias = getattr(head, "bias", None)
+    return found if bias is None else found + bias

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -20,10 +20,15 @@ from mless.models.adapters import family_of, own_of
 from mless.values import format_numbers
 
 _serial = itertools.count(1)
+#: The children of a model, and of each module on the way to its attention modules.
+_Held = tuple[tuple[nn.Module | None, ...], list[tuple[nn.Module, tuple[nn.Module | None, ...]]]]
 #: By model: its configs, and its modules outside the registry with their family's rows.
 _PLACES: weakref.WeakKeyDictionary[nn.Module, tuple[dict[int, Any], list[tuple[nn.Module, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
+#: By model: its attention modules by layer, and what the modules on the way to them hold. To find them takes a millisecond, and a study asks
+#: several times for each of thousands of forwards.
+_FOUND: weakref.WeakKeyDictionary[nn.Module, tuple[dict[int, nn.Module], _Held]] = weakref.WeakKeyDictionary()
 #: Towers that read pictures or sound, beside the decoder.
 _OTHER_INPUTS = re.compile(r"vision|visual|image|audio|speech", re.IGNORECASE)
 #: A layer's place in the list of layers, for modules that do not know their number.
@@ -88,9 +93,27 @@ def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
 
     One module may serve several layers, and is then called by them in order.
     """
+    known = _FOUND.get(model)
+    if known is None or not _still_holds(model, known[1]):
+        known = _FOUND[model] = _search(model)
+    return dict(known[0])
+
+
+def _still_holds(model: nn.Module, held: _Held) -> bool:
+    """Whether nothing on the way to the attention modules was replaced, added or removed since they were found."""
+    own, others = held
+    return _parts(model) == own and all(_parts(one) == theirs for one, theirs in others)
+
+
+def _parts(module: nn.Module) -> tuple[nn.Module | None, ...]:
+    # Not children(), which takes eight times as long.
+    return tuple(vars(module)["_modules"].values())
+
+
+def _search(model: nn.Module) -> tuple[dict[int, nn.Module], _Held]:
     layers_of = family_of(getattr(getattr(model, "config", None), "model_type", "")).layers
     if layers_of is not None:
-        return layers_of(model)
+        return layers_of(model), _on_the_way(model, layers_of(model).values())
     found: dict[int, nn.Module] = {}
     places = [
         (path, module)
@@ -110,7 +133,22 @@ def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
             f"{type(model).__name__}: no attention modules were found that have a layer number and compute through transformers' attention "
             "registry, and its family has no row that says how to reach them; see docs/adding-a-model.md"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), _on_the_way(model, found.values())
+
+
+def _on_the_way(model: nn.Module, found: Iterable[nn.Module]) -> _Held:
+    """What is not the model itself is kept with its children: a value of a weak dictionary must not hold its key."""
+    wanted, between = {id(one) for one in found}, list[nn.Module]()
+
+    def leads(module: nn.Module) -> bool:
+        # All are asked: one that leads there says nothing of the next.
+        ahead = [leads(one) for one in module.children()]
+        if any(ahead) and module is not model:
+            between.append(module)
+        return any(ahead) or id(module) in wanted
+
+    leads(model)
+    return _parts(model), [(one, _parts(one)) for one in between]
 
 
 def attention_layers(model: nn.Module, asked: Sequence[int] | None = None) -> list[int]:
@@ -130,6 +168,20 @@ def among(there: list[int], asked: Sequence[int] | None, name: str) -> list[int]
                 f"{format_numbers(there)} (numbered from 1): choose among them with --layers"
             )
     return there if asked is None else list(asked)
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Generator[None]:
+    """Inside the block the module computes this. Afterwards, even on error, it is as before."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 @contextmanager

@@ -129,6 +129,31 @@ def test_a_resumed_run_and_rows_that_run_together_have_the_same_numbers(
         assert values(together, condition) == pytest.approx(values(folder, condition), abs=1e-4), condition
 
 
+def test_a_patched_row_has_the_same_bits_whichever_others_are_missing(tiny: Path, task: Path, tmp_path: Path) -> None:
+    """Three patched rows of an item run together on a CPU, from the first changed token on."""
+    some = [f"{part}-{layer}" for part in ("attention-output", "mlp-output") for layer in (1, 2)]
+    declared = {f"in-{one}": {"patch": [{"from": "mless", "part": one[:-2], "layers": one[-1]}]} for one in some}
+    whole = tmp_path / "whole"
+    run(tiny, task, whole, conditions=["none", "mless", *declared], condition=declared)
+    said = json.loads((whole / "study.json").read_text())["proofs"]["patched runs"]
+    assert said == "start at the first layer and token that is changed"
+    for missing in ([0], [1, 2], [0, 1, 3]):
+        again = shutil.copytree(whole, tmp_path / f"again{len(missing)}")
+        take_apart(again)
+        for number in missing:
+            for file in (again / "units").rglob(f"in-{some[number]}-*"):
+                file.unlink()
+        run(tiny, task, again, conditions=["none", "mless", *declared], condition=declared)
+        for name in TABLES:
+            assert (again / f"{name}.parquet").read_bytes() == (whole / f"{name}.parquet").read_bytes(), (missing, name)
+
+
+def test_a_runs_own_values_put_in_change_no_bit(tiny: Path, task: Path, tmp_path: Path) -> None:
+    declared = {"own": {"patch": [{"from": "none", "part": "mlp-output"}]}}
+    run(tiny, task, tmp_path / "out", conditions=["none", "mless", *declared], condition=declared)
+    assert (values(tmp_path / "out", "own") == values(tmp_path / "out", "none")).all()
+
+
 @pytest.mark.parametrize(
     ("condition", "why"),
     [

@@ -238,11 +238,11 @@ def test_a_number_that_is_not_finite_is_refused_with_its_own_item(
     monkeypatch.setattr(measure, "ALONE", frozenset[str]())
     own = scoring.Scorer._read
 
-    def read(self: Any, rows: Any, states: Any, against: Any) -> Any:
+    def read(self: Any, rows: Any, states: Any, *more: Any) -> Any:
         for at, row in enumerate(rows):
             if (row.prompt.item, row.prompt.condition) == ("3", "mless"):
                 states[at] = float("nan")
-        return own(self, rows, states, against)
+        return own(self, rows, states, *more)
 
     monkeypatch.setattr(scoring.Scorer, "_read", read)
     with pytest.raises(BadAttention, match=r"^item '3', condition 'mless': (?!item)") as found:
@@ -400,12 +400,12 @@ def test_contrast_is_zero_where_only_the_form_changes_and_the_answer_alone_is_no
 
 def test_tokens_of_texts_are_counted_as_they_lie_in_one_row() -> None:
     from mless.capture.branching import branches
-    from mless.study.likelihood.texts import distinct_tokens
+    from mless.study.likelihood.texts import tokens_after
     from tiny import prompt_of
 
     texts = [(1, 2, 3), (1, 2), (), (1, 4), (2, 2)]
-    assert distinct_tokens(texts) == 6
-    assert len(branches(prompt_of(("question", 5)), texts)) == 5 + 6
+    assert tokens_after(texts) == 3
+    assert len(branches(prompt_of(("question", 5)), texts)) == 5 + 3
 
 
 def test_padded_lengths_depend_on_nothing_else_and_waste_little() -> None:

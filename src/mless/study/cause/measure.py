@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mless import gates, limits, tasks
-from mless.changes import Part
+from mless.changes import IN_ATTENTION, Part
 from mless.errors import BadStudy, UnsupportedArchitecture
 from mless.prompting import build_prompts, resolve_kind
 from mless.results.cause_rows import DIRECTIONS
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: What study.json calls the two distances of the chain.
 _NOTED = "layer_1_moved"
-#: Parts that only a layer with softmax attention has.
-_OF_ATTENTION = ("attention-output", "keys-values")
 
 
 class CauseMeasurement(Composed):
@@ -133,7 +131,7 @@ def _attending(subject: Subject, settings: CauseTable, layers: Sequence[int]) ->
         raise BadStudy(
             f"cause: layer 1 of {subject.label} is no softmax attention, so the published chain does not begin there; leave it out: --set cause.of={others}"
         )
-    if "map" in settings.of and set(settings.parts) & set(_OF_ATTENTION):
+    if "map" in settings.of and set(settings.parts) & set(IN_ATTENTION):
         subject.attending(layers)
     return found
 
@@ -195,7 +193,7 @@ def _runs_of(
     found = Runs(
         filler,
         cells.ladder(filler) if "ladder" in settings.of else {},
-        [one for one in mapped if one.part not in _OF_ATTENTION or one.layer in attending]
+        [one for one in mapped if one.part not in IN_ATTENTION or one.layer in attending]
         if "map" in settings.of
         else [],
         cells.chain(filler, settings.at, activation=known is not None) if "chain" in settings.of else {},

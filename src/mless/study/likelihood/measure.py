@@ -13,24 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mless.errors import BadStudy, ProofFailed
-from mless.results.schemas import (
-    CANDIDATES,
-    SCORES,
-    SOLUTION_TOKENS,
-    table_of_columns,
-    table_of_rows,
-    token_texts,
-)
+from mless.errors import BadStudy, ProofFailed, is_out_of_memory
+from mless.results.schemas import token_texts
 from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.changing import loaded_cuts, prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, first_changed
+from mless.study.likelihood.rows import ROWS_TOGETHER, Recordings, Source, changes, cut_rows, first_changed
 from mless.study.likelihood.tables import write_effects
-from mless.study.likelihood.texts import Texts, distinct_tokens, texts_of, values_of
+from mless.study.likelihood.texts import Texts, texts_of, tokens_after
+from mless.study.likelihood.unit_tables import expected_rows, tables_of_texts
 from mless.study.likelihood.words import likelihood_lines, without_distributions
 from mless.study.spec import LikelihoodTable, StudySpec
 from mless.study.subject import Subject
@@ -51,12 +45,14 @@ ALONE = frozenset(("cpu",))
 #: Tokens that run at once on a GPU unless the study says it. Fewer than for other measurements: groups are always full, and the last one of each
 #: length mostly with nothing.
 _GPU_TOKENS = 4096
-#: Groups of patched rows come after all others: digests are hexadecimal.
-_PATCHED = "patched "
+#: The kind of groups of patched rows. On a GPU they come after all others: digests are hexadecimal.
+_PATCHED = "patched"
 #: Rows that are kept once they are made.
 _ROWS_KEPT = 64
 #: Bytes of states of `none` that are kept to compare with.
 _KEPT = 4 << 30
+#: Log-probabilities that differ by less are the same, in float32: products of another number of rows may be rounded otherwise.
+_SAME = 1e-4
 
 
 class LikelihoodMeasurement(Measurement):
@@ -93,6 +89,10 @@ class LikelihoodMeasurement(Measurement):
         #: By the number of rows at once, and why patched rows run from the first layer on, where they do.
         self._recorded: dict[int | None, Recordings] = {}
         self._why_whole = ""
+        #: How many patched rows of an item run together, from the first changed token on; 0: each alone, with all of its tokens.
+        self._later = 0
+        #: Whether conditions of the study have patches.
+        self._patches = False
         #: By item: those whose patched rows run beside its own.
         self._chunks: dict[int, list[int]] | None = None
         #: The last rows that were made.
@@ -145,6 +145,7 @@ class LikelihoodMeasurement(Measurement):
     def prepare(self, bench: Bench) -> None:
         assert bench.subject is not None
         assert bench.prompts is not None
+        self._patches = any(one.patch for one in bench.conditions)
         context = bench.subject.context
         reach = [max(rows[number].reach for rows in bench.prompts.values()) for number in range(len(bench.items))]
         # An engine draws a token after the text.
@@ -163,7 +164,7 @@ class LikelihoodMeasurement(Measurement):
         )
         self._token_texts = token_texts((texts.solution for texts in self._texts), bench.subject.tokenizer)
         self._lacks = dict(lacking.lacks)
-        self._after = [distinct_tokens(texts.ids()) for texts in self._texts]
+        self._after = [tokens_after(texts.ids()) for texts in self._texts]
         for line in lacking.lines(len(bench.items)):
             bench.progress.say(line)
         if self._asking is not None and any(texts.solution for texts in self._texts):
@@ -188,7 +189,8 @@ class LikelihoodMeasurement(Measurement):
         # Rows that choose the same expert share its products, so their number would change their bits.
         self._alone = bench.model.device.type in ALONE or has_experts(bench.model.model)
         none = bench.conditions[0]
-        first = next(unit for unit in bench.units() if unit.condition is none and self._texts[unit.number])
+        scored = [unit for unit in bench.units() if unit.condition is none and self._texts[unit.number]]
+        first = min(scored, key=self._length)  # any will do, and the shortest is the quickest
         rows = self._rows(first), self._rows(first, together=False)
         shape = None if self._alone else self._shape(bench, rows[0][0], None)
         self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
@@ -207,7 +209,9 @@ class LikelihoodMeasurement(Measurement):
         found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
         if any(one.patch for one in bench.conditions):
             self._why_whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
-            found["patched runs"] = self._why_whole or "start at the first layer that is changed"
+            self._later = 0 if self._why_whole else self._proven_later(bench)
+            token = " and token" if self._later else ""
+            found["patched runs"] = self._why_whole or f"start at the first layer{token} that is changed"
         for units in self._beside_each_other(bench) if not self._alone else ():
             # As patched rows are compared with `none`, whose states are not there yet, without distances.
             alone = self._score(bench, units[:1], None, changed=True, compared=False)[units[0].key]
@@ -219,6 +223,40 @@ class LikelihoodMeasurement(Measurement):
                     f"{bench.model.device}; try --set group_tokens=1, which runs rows one by one"
                 )
         return found
+
+    def _proven_later(self, bench: Bench) -> int:
+        """How many patched rows may run together, from the first changed token on: with the numbers of whole rows that run alone."""
+        from mless.models.experts import has_experts
+
+        model = bench.model
+        patched = [
+            unit
+            for unit in bench.units()
+            if unit.condition.patch and not (unit.condition.cut or unit.condition.arm) and self._texts[unit.number]
+        ]
+        # On a GPU rows run together anyway. Other dtypes round too much to see whether the numbers are the same.
+        if model.device.type != "cpu" or model.dtype != "float32" or not patched:
+            return 0
+        # An expert's products have as many rows as choose it, so their bits would depend on the neighbours.
+        most = 1 if has_experts(model.model) else ROWS_TOGETHER
+        order = sorted(patched, key=lambda unit: first_changed(unit.condition, model.layers))
+        shortest = min(order, key=self._length).number
+        of_item = [unit for unit in order if unit.number == shortest]
+        for unit in (of_item[0], of_item[-1]):
+            found: list[np.ndarray] = []
+            for self._later in (0, most):
+                self._recorded.clear()
+                try:
+                    scored = self._score(bench, [unit], None, changed=True, compared=False)[unit.key]
+                    found.append(np.concatenate([text for one in scored for text in one.texts]))
+                except Exception as fault:  # a layer that needs earlier tokens may fail in any way
+                    if not self._later or is_out_of_memory(fault):
+                        raise
+                    return 0
+            if not np.allclose(*found, rtol=_SAME, atol=_SAME):
+                return 0
+        self._recorded.clear()
+        return most
 
     def _beside_each_other(self, bench: Bench) -> Iterator[list[Unit]]:
         """Some units of each kind of changes, as they run together: patches of one item, and one condition's cuts. Hundreds of patches are a few kinds."""
@@ -261,20 +299,25 @@ class LikelihoodMeasurement(Measurement):
         Random(f"{bench.spec.seed}/again").shuffle(again)
         alone = _runs_alone(bench)
         for unit in (*(unit for unit in missing if not unit.condition.again), *again):
-            arm = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
-            items = 0
-            if _by_item(unit, alone=alone):
+            kind = digest(repr(unit.condition.arm)) if unit.condition.arm else ""
+            items, length = 0, 0 if alone else padded(self._length(unit))
+            if self._by_item(bench, unit):
                 # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
-                arm, items = f"{_PATCHED}{arm}", self._beside(bench, unit.number)[0]
+                kind, items = _PATCHED, self._beside(bench, unit.number)[0]
+                # On a CPU rows with the same prompt run together, after those that are not patched.
+                length = length or len(unit.prompt or ()) * bool(unit.condition.patch)
             elif changes(unit.condition):
-                arm += digest(repr((unit.condition.cut, unit.condition.patch)))
+                kind += digest(repr((unit.condition.cut, unit.condition.patch)))
             # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
-            order[arm, items, 0 if alone else self._padded(unit)].append(unit)
-        for (kind, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
+            order[alone and kind != _PATCHED, kind, items, length].append(unit)
+        for (_, kind, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
-            if kind.startswith(_PATCHED):
+            if kind == _PATCHED:
+                size = ROWS_TOGETHER if alone else size
                 # Rows of one forward start at the first layer that one of them changes.
-                units.sort(key=lambda unit: first_changed(unit.condition, len(bench.layers)))
+                units.sort(
+                    key=lambda unit: first_changed(unit.condition, len(bench.layers)) if unit.condition.patch else 0
+                )
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
     def _beside(self, bench: Bench, number: int) -> Sequence[int]:
@@ -292,15 +335,22 @@ class LikelihoodMeasurement(Measurement):
                     self._chunks |= dict.fromkeys(items[at : at + size], items[at : at + size])
         return self._chunks[number]
 
+    def _by_item(self, bench: Bench, unit: Unit) -> bool:
+        """Whether its rows run beside others of the same item, and not beside other items: patched ones, and on a CPU what they are compared with."""
+        if not _runs_alone(bench):
+            return bool(unit.condition.patch) and not unit.condition.cut
+        return self._patches and not (unit.condition.again or unit.condition.arm)
+
     def stored_with(self, bench: Bench, unit: Unit) -> str:
-        return _PATCHED if _by_item(unit, alone=_runs_alone(bench)) else unit.condition.name
+        return _PATCHED if self._by_item(bench, unit) else unit.condition.name
 
     def _at_once(self, bench: Bench) -> int:
         return bench.spec.group_tokens or min(bench.group_tokens, _GPU_TOKENS)
 
-    def _padded(self, unit: Unit) -> int:
+    def _length(self, unit: Unit) -> int:
+        """How many tokens its row has."""
         assert unit.prompt is not None
-        return padded(len(unit.prompt) + self._after[unit.number])
+        return len(unit.prompt) + self._after[unit.number]
 
     def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
         """Rows × tokens of the forward that a row runs in, from the row alone."""
@@ -370,39 +420,64 @@ class LikelihoodMeasurement(Measurement):
         # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
         pooled = arm is not None and arm.settings.scope != "token"
         alone = self._alone or pooled
-        batches: dict[tuple[tuple[int, int], bool], list[tuple[Unit, int, Branches]]] = defaultdict(list)
+        batches: dict[Any, list[tuple[Unit, int, Branches]]] = defaultdict(list)
+        placed: dict[Any, dict[int, tuple[Unit, int, Branches]]] = defaultdict(dict)
         for unit in units:
             for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
-                shape = (1, len(row)) if alone else self._shape(bench, row, width)
+                one = unit, at, row
+                later = None
+                if changed and alone and unit.condition.patch:
+                    later = self._recordings(bench, width).later(unit.condition, _source(unit, at), row)
                 # Rows with a mask of their own run apart from plain ones: what computes a row must not depend on its neighbours.
-                batches[shape, row.own_mask].append((unit, at, row))
+                if later is None:
+                    batches[(1, len(row)) if alone else self._shape(bench, row, width), row.own_mask].append(one)
+                else:
+                    placed[(later.rows, len(row)), later.before, later.forward, row.own_mask, at][later.row] = one
+        ready = [
+            (shape, 0, some[first : first + shape[0]])
+            for (shape, _), some in batches.items()
+            for first in range(0, len(some), shape[0])
+        ]
+        # A place whose own row is not asked for is filled with another one.
+        ready += [
+            (shape, before, [some.get(place, next(iter(some.values()))) for place in range(shape[0])])
+            for (shape, before, *_), some in placed.items()
+        ]
         found: dict[str, dict[int, Scores]] = defaultdict(dict)
-        for ((count, length), _), some in batches.items():
-            for first in range(0, len(some), count):
-                batch = some[first : first + count]
-                against = [self._against(bench, unit, at) if compared else None for unit, at, _ in batch]
-                tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
-                rows = [row for *_, row in batch]
-                with self._changed(bench, batch, width) if changed else nullcontext():
-                    scored = self._scorer(rows, against, count=count, length=length, tell=tell)
-                for (unit, at, _), one in zip(batch, scored, strict=True):
-                    found[unit.key][at] = one
-                    if at == 0 and unit.condition is bench.conditions[0]:
-                        self._keep(unit.number, one.states)
+        for (count, length), before, batch in ready:
+            against = [self._against(bench, unit, at) if compared else None for unit, at, _ in batch]
+            tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
+            rows = [row for *_, row in batch]
+            with ExitStack() as stack:
+                if changed:
+                    stack.enter_context(self._changed(bench, batch, width, count, length, before))
+                (unit, at, row), *_ = batch
+                if self._by_item(bench, unit) and not unit.condition.patch:
+                    source = Source(unit.condition.name, unit.number, at)
+                    stack.enter_context(self._recordings(bench, width).noting(source, row))
+                scored = self._scorer(rows, against, count=count, length=length, tell=tell, before=before)
+            for (unit, at, _), one in zip(batch, scored, strict=True):
+                found[unit.key].setdefault(at, one)
+                if at == 0 and unit.condition is bench.conditions[0]:
+                    self._keep(unit.number, one.states)
         return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
 
     @contextmanager
-    def _changed(self, bench: Bench, batch: Sequence[tuple[Unit, int, Branches]], width: int | None) -> Generator[None]:
+    def _changed(
+        self,
+        bench: Bench,
+        batch: Sequence[tuple[Unit, int, Branches]],
+        width: int | None,
+        count: int,
+        length: int,
+        before: int,
+    ) -> Generator[None]:
         """The cuts that these rows have in common, and each row's patches."""
         conditions = [unit.condition for unit, *_ in batch]
         with ExitStack() as stack:
             if any(one.patch for one in conditions):
-                rows = [
-                    (unit.condition, Source(unit.condition.patch[0].source, unit.number, at), row)
-                    for unit, at, row in batch
-                ]
-                count, length = self._place(bench, rows[0][2], width)
-                stack.enter_context(self._recordings(bench, width).patched(rows, count, length))
+                rows = [(unit.condition, _source(unit, at), row) for unit, at, row in batch]
+                stack.enter_context(self._recordings(bench, width).patched(rows, count, length, before))
             if cuts := loaded_cuts(conditions[0], bench.model):
                 stack.enter_context(cut_rows(bench.model, cuts, [row for *_, row in batch]))
             yield
@@ -427,6 +502,7 @@ class LikelihoodMeasurement(Measurement):
                 lambda row: self._place(bench, row, width),
                 lambda number: self._beside(bench, number),
                 whole=bool(self._why_whole),
+                later=self._later,
             )
         return self._recorded[width]
 
@@ -475,60 +551,12 @@ class LikelihoodMeasurement(Measurement):
     def _tables(
         self, bench: Bench, unit: Unit, scored: Sequence[np.ndarray] | None, first: Scores | None
     ) -> Mapping[str, pa.Table]:
-        """`scored` is log p by text, None where there are no texts; `first` has the distributions along the solution, where they are known."""
-        texts, logp = self._texts[unit.number], scored or []
         names = {**bench.names, "condition": unit.condition.name, "item": bench.items[unit.number].id}
-        n = len(texts.solution)
-        along = self._along(first, n, plain=unit.condition is bench.conditions[0])
-        values = values_of(texts, logp, along) if scored else {}
-        rows = [{**names, "metric": name, "value": value, "n_tokens": many} for name, (value, many) in values.items()]
-        solution = logp[0] if scored else np.empty(0)
-        columns = {
-            **names,
-            "position": np.arange(n),
-            "token": np.array(texts.solution, np.int64),
-            "text": [self._token_texts[token] for token in texts.solution],
-            "logp": solution,
-            **along,
-        }
-        after = len(logp) - len(list(texts.candidates()))
-        candidates = [
-            {**names, "number": at, "role": role, "text": text, "logp": float(one.sum()), "n_tokens": len(ids)}
-            for at, ((role, text, ids), one) in enumerate(
-                zip(texts.candidates(), logp[after:], strict=True) if scored else ()
-            )
-        ]
-        return {
-            "scores": table_of_rows(rows, SCORES),
-            "tokens": table_of_columns(columns, SOLUTION_TOKENS, n),
-            "candidates": table_of_rows(candidates, CANDIDATES),
-        }
-
-    def _along(self, first: Scores | None, n: int, *, plain: bool) -> dict[str, np.ndarray]:
-        """Entropy of each distribution along the solution, and how far it is from `none`'s; NaN where distributions are not known."""
-        if first is None:
-            return {name: np.full(n, np.nan) for name in ("entropy", "kl", "agree")}
-        return {
-            "entropy": first.entropy,
-            "kl": np.zeros(n) if plain else first.kl,
-            "agree": np.ones(n) if plain else first.agree,
-        }
+        plain = unit.condition is bench.conditions[0]
+        return tables_of_texts(names, self._texts[unit.number], self._token_texts, scored, first, plain=plain)
 
     def expected(self, bench: Bench, unit: Unit, table: str, found: pa.Table) -> Expected:
-        texts = self._texts[unit.number]
-        places: dict[str, Sequence[object]]
-        if table == "scores":
-            places = {"metric": texts.metrics}
-        elif table == "tokens":
-            places = {"position": range(len(texts.solution)), "token": texts.solution}
-        else:
-            candidates = list(texts.candidates())
-            places = {
-                "number": range(len(candidates)),
-                "role": [role for role, _, _ in candidates],
-                "text": [text for _, text, _ in candidates],
-            }
-        return Expected(bench.texts_of(unit), places)
+        return Expected(bench.texts_of(unit), expected_rows(self._texts[unit.number], table))
 
     # ---- what is made of it
 
@@ -549,13 +577,13 @@ class LikelihoodMeasurement(Measurement):
         return likelihood_lines(path)
 
 
+def _source(unit: Unit, at: int) -> Source:
+    """The row that a patched unit's row takes its values from."""
+    return Source(unit.condition.patch[0].source, unit.number, at)
+
+
 def _runs_alone(bench: Bench) -> bool:
     return (bench.model.device.type if bench.has_model else bench.device or "cpu") in ALONE
-
-
-def _by_item(unit: Unit, *, alone: bool) -> bool:
-    """Whether its rows run beside other patches of the same item, and not beside other items."""
-    return bool(unit.condition.patch) and (alone or not unit.condition.cut)
 
 
 def _whole_task(bench: Bench) -> list[Item]:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mless.models import LoadedModel
 
 
+#: Patched rows of an item that run together on a CPU: those of a layer's three parts. Each begins at the first layer that one of them changes.
+ROWS_TOGETHER = 3
+
+
 def changes(condition: Condition) -> bool:
     """Whether forwards under it run with cuts or patches."""
     return bool(condition.cut or condition.patch)
@@ -40,13 +44,16 @@ def patched_rows(
     rows: Sequence[Branches],
     runs: Sequence[RecordedRun],
     by_row: Sequence[Sequence[Patch]] | None = None,
+    before: int = 0,
 ) -> Generator[None]:
-    """Inside the block a forward of these rows takes values from these runs of the same texts. `by_row`: each row's own of the patches."""
+    """Inside the block a forward of these rows takes values from these runs of the same texts. `by_row`: each row's own of the patches.
+    `before`: so many tokens, the first ones, do not come with it.
+    """
     from mless.capture.patching import patch_attached
 
     prompts = [row.prompt for row in rows]
     with patch_attached(model, patches, prompts, runs, by_row=by_row) as handle:
-        handle.rows(prompts, runs, by_row, [len(row) for row in rows], [row.depth for row in rows])
+        handle.rows(prompts, runs, by_row, [len(row) for row in rows], [row.depth for row in rows], before)
         yield
 
 
@@ -59,11 +66,25 @@ class Source(NamedTuple):
     at: int
 
 
+class Later(NamedTuple):
+    """A patched row's place on a CPU, where tokens before the first changed one are left out and several rows of an item run together. It follows
+    from the study alone, so a row has the same bits whichever others are still missing.
+    """
+
+    #: How many tokens, the first ones, are left out.
+    before: int
+    #: How many rows run together; which of an item's forwards, and which row of it.
+    rows: int
+    forward: int
+    row: int
+
+
 class Recordings:
     """What rows of unchanged conditions compute, recorded once for all patches of an item.
 
     `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
-    `whole`: patched rows run from the first layer on.
+    `whole`: patched rows run from the first layer on. `later`: so many rows of an item run together, from the first changed token on; 0: each runs
+    alone, with all of its tokens.
     """
 
     def __init__(
@@ -77,6 +98,7 @@ class Recordings:
         beside: Callable[[int], Sequence[int]],
         *,
         whole: bool,
+        later: int,
     ) -> None:
         from mless.capture.patching import places_of
 
@@ -87,18 +109,27 @@ class Recordings:
         self._cuts = {one.name: loaded_cuts(one, model) for one in conditions}
         plain = [one for one in conditions if not (changes(one) or one.arm or one.again)]
         by_prompts = {_tokens(prompts[one.name]): one.name for one in reversed(plain)}
+        self._plain = {one.name for one in plain}
+        unhidden = {one.name for one in plain if not one.hidden}
         #: By patched condition: the one with the same prompts and no changes, and the first layer that differs from it.
         self._bases: dict[str, tuple[str, int]] = {}
-        for one in conditions:
-            if not one.patch:
-                continue
-            patches = loaded_patches(one, model)
-            self._need(one.patch[0].source, places_of(model.model, patches))
+        #: By base: the patched conditions whose rows begin at a later token, in the order of their layers.
+        self._later: dict[str, list[str]] = {}
+        self._at_once = later
+        for one in sorted((one for one in conditions if one.patch), key=lambda one: first_changed(one, model.layers)):
+            source, first = one.patch[0].source, first_changed(one, model.layers)
+            self._need(source, places_of(model.model, loaded_patches(one, model)))
             base = by_prompts.get(_tokens(prompts[one.name]))
-            first = first_changed(one, model.layers)
-            if base is not None and first > 1 and one.arm is None and not whole:
-                self._bases[one.name] = base, first
+            if base is None or one.arm is not None or whole:
+                continue
+            begins_later = later and not one.cut and {base, source} <= unhidden
+            if begins_later:
+                self._later.setdefault(base, []).append(one.name)
+                self._need(base, _keys(first, model.layers))
+            if first > 1:
                 self._need(base, [("residual", first - 1)])
+            if first > 1 or begins_later:
+                self._bases[one.name] = base, first
 
     def _need(self, condition: str, places: Iterable[Place]) -> None:
         self._needed.setdefault(condition, {}).update(dict.fromkeys(places))
@@ -108,11 +139,28 @@ class Recordings:
         self._kept.clear()
         self._needed.clear()
         self._bases.clear()
+        self._later.clear()
         self._beside = lambda number: [number]
 
+    def later(self, condition: Condition, source: Source, row: Branches) -> Later | None:
+        """None where the row runs alone with all of its tokens."""
+        from mless.capture.pairing import first_patched
+
+        beside = self._later.get(self._bases.get(condition.name, ("", 1))[0], [])
+        other = self._row_of(source)
+        if condition.name not in beside or other is None:
+            return None
+        before = first_patched(loaded_patches(condition, self._model), row.prompt, other.prompt)
+        count = min(self._at_once, len(beside))
+        return Later(before, count, *divmod(beside.index(condition.name), count)) if before else None
+
     @contextmanager
-    def patched(self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int) -> Generator[None]:
-        """Inside the block a forward of these rows has their patches. Each comes with its condition and the row that it takes its values from."""
+    def patched(
+        self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int, before: int
+    ) -> Generator[None]:
+        """Inside the block a forward of these rows has their patches. Each comes with its condition and the row that it takes its values from.
+        `before`: so many tokens, the first ones, do not come with it.
+        """
         from mless.capture.patching import places_of
         from mless.capture.starting import starting
 
@@ -124,15 +172,33 @@ class Recordings:
         runs = [self._run(source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
         first = min((self._bases.get(condition.name, ("", 1))[1] for condition, _, _ in batch))
         with ExitStack() as stack:
-            if first > 1:
+            if first > 1 or before:
+                wanted: list[Place] = [("residual", first - 1)] if first > 1 else []
+                wanted += _keys(first, model.layers) if before else []
                 own = [
-                    self._run(source._replace(condition=self._bases[condition.name][0]), [("residual", first - 1)])
+                    self._run(source._replace(condition=self._bases[condition.name][0]), wanted)
                     for condition, source, _ in batch
                 ]
-                stack.enter_context(starting(model.model, first, own, count, length))
+                stack.enter_context(starting(model.model, first, own, count, length, before))
             every = list(dict.fromkeys(patch for patches in by_row for patch in patches))
-            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row))
+            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row, before))
             yield
+
+    @contextmanager
+    def noting(self, source: Source, row: Branches) -> Generator[None]:
+        """Inside the block a forward of this row alone is recorded, where patches take from it; else nothing happens."""
+        from mless.capture.patching import recorded
+
+        places = self._needed.get(source.condition)
+        if not places or source.condition not in self._plain:
+            yield
+            return
+        here = self._beside(source.number)
+        self._kept = {kept: run for kept, run in self._kept.items() if kept.number in here}
+        with recorded(self._model, places, [row.prompt]) as recorder:
+            recorder.rows([row.prompt], [len(row)], [row.depth])
+            yield
+            (self._kept[source],) = recorder.runs()
 
     def _run(self, source: Source, asked: Sequence[Place]) -> RecordedRun:
         run = self._kept.get(source)
@@ -156,6 +222,11 @@ class Recordings:
         with cut_rows(self._model, cuts, list(rows.values())) if cuts else nullcontext():
             found = recorded_rows(self._model, wanted, list(rows.values()), self._scorer, *shape)
         self._kept.update(zip(rows, found, strict=True))
+
+
+def _keys(first: int, layers: int) -> list[Place]:
+    """Keys and values of every layer that is computed."""
+    return [("keys-values", layer) for layer in range(first, layers + 1)]
 
 
 def _tokens(prompts: Sequence[Prompt]) -> tuple[Any, ...]:

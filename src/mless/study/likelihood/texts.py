@@ -191,11 +191,11 @@ def values_of(
     return {name: found[name] for name in texts.metrics}
 
 
-def distinct_tokens(texts: Sequence[Ids]) -> int:
-    """How many tokens these texts have in one row, where beginnings that they share are there once."""
+def tokens_after(texts: Sequence[Ids]) -> int:
+    """How many tokens these texts have after a prompt in one row: beginnings that they share once, and no last ones that nothing goes on from."""
     known: dict[tuple[int, int], int] = {}
     for text in texts:
         at = 0
-        for token in text:
+        for token in text[:-1]:
             at = known.setdefault((at, token), len(known) + 1)
     return len(known)
