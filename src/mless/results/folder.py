@@ -393,8 +393,9 @@ class ResultFolder:
                     f"{self.path} was removed or replaced while its study ran, and what was stored in it with it; run the same command again: "
                     "it starts from the beginning"
                 )
-            for parent in reversed(path.relative_to(self.path).parents[:-1]):
-                (self.path / parent).mkdir(exist_ok=True)
+            if not path.parent.is_dir():
+                for parent in reversed(path.relative_to(self.path).parents[:-1]):
+                    (self.path / parent).mkdir(exist_ok=True)
 
     def _is_held(self) -> bool:
         """Whether the lock file that this object holds is still the folder's, and study.json still there."""

@@ -126,8 +126,17 @@ def _plain(table: pa.Table) -> pa.Table:
             return pa.struct([(one.name, plain(one.type)) for one in kind])
         return kind
 
+    # Most tables are plain, and there are thousands of them.
+    if table.schema.metadata is None and all(_is_plain(one) for one in table.schema):
+        return table
     wanted = pa.schema([(one.name, plain(one.type)) for one in table.schema])
     return table if str(table.schema) == str(wanted) else table.cast(wanted)
+
+
+def _is_plain(column: pa.Field) -> bool:
+    import pyarrow as pa
+
+    return column.nullable and column.metadata is None and not pa.types.is_nested(column.type)
 
 
 def _by_layers(table: pa.Table, at_once: int) -> list[pa.Table]:

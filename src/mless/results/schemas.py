@@ -63,7 +63,7 @@ def plain(value: Any) -> Any:
 
 def table_of_rows(rows: Sequence[Mapping[str, Any]], wanted: pa.Schema) -> pa.Table:
     """Rows by column name; a column that a row lacks, and a number that is NaN, are null."""
-    return pa.Table.from_pylist([{name: plain(row.get(name)) for name in wanted.names} for row in rows], wanted)
+    return pa.table({name: [plain(row.get(name)) for row in rows] for name in wanted.names}, schema=wanted)
 
 
 def table_of_columns(columns: Mapping[str, Any], wanted: pa.Schema, rows: int) -> pa.Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ _Made = TypeVar("_Made")
 
 #: More threads than this keep the interpreter's lock from the thread that starts the GPU's kernels (benchmarks/tried.md).
 _MOST_THREADS = 4
+#: For so long a thread may keep it from others that want it; Python's own 5 ms are as long as a layer takes.
+_SWITCH_SECONDS = 0.0005
 
 
 class Writing(Generic[_Given, _Made]):
@@ -36,9 +39,12 @@ class Writing(Generic[_Given, _Made]):
         self._waiting: queue.Queue[Future[_Made] | None] = queue.Queue()
         self._room = threading.Semaphore(min(3 * threads, threads + 8))
         self._fault: BaseException | None = None
+        self._switch = sys.getswitchinterval()
         self._writer = threading.Thread(target=self._write, name="mless-writing", daemon=True)
 
     def __enter__(self) -> Writing[_Given, _Made]:
+        # The thread that measures waits so long for one of these whenever torch has let go of the interpreter, as it does in every call.
+        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch))
         self._writer.start()
         return self
 
@@ -69,5 +75,6 @@ class Writing(Generic[_Given, _Made]):
             with contextlib.suppress(KeyboardInterrupt):
                 self._writer.join()
         self._pool.shutdown()
+        sys.setswitchinterval(self._switch)
         if self._fault is not None and fault is None:
             raise self._fault
