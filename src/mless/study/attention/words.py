@@ -152,14 +152,14 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
         if numbers
     )
     of = f"{count} of {len(later)} later layers"
-    model, some = "this model", False
+    model, few_of_all = "this model", False
     if later and there is not None and len(later) < there - 1:
         of += f" measured (of {there - 1})"
         model = "the layers measured"
         # More than a tenth of all later layers change, whatever the others do; or it may be only these.
-        some = count * 10 <= there - 1
+        few_of_all = count * 10 <= there - 1
     if first == "undecided":
-        if count * 10 > len(later) and not some:
+        if count * 10 > len(later) and not few_of_all:
             return f"does not hold for this model: its second half does not, {of} change: {named}; layer 1 is undecided"
         return "is undecided for this model: layer 1's interval is too wide to say"
     if first != "drops":
@@ -170,7 +170,7 @@ def _halves(first: str, later: dict[int, str], there: int | None) -> str:
             "was tested in its first half only, which holds for this model: layer 1 drops. No later layer was measured"
         )
     if count * 10 > len(later):
-        if some:
+        if few_of_all:
             return f"is open for this model: layer 1 drops, so its first half holds; of its second, {of} change: {named}, and the others may not"
         return f"does not hold for this model: layer 1 drops, so its first half holds; its second does not, {of} change: {named}"
     unsure = f"; undecided: {named_layers(open_ones)}" if open_ones else ""
