@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from mless.stats.intervals import mean_intervals
 from mless.stats.ratios import ratios_of_means
 
 ROWS = 2_000
@@ -31,6 +32,24 @@ def test_it_is_fiellers_set_where_items_are_not_skewed() -> None:
     found = ratios_of_means(part[:, None], whole[:, None])
     assert found.value[0] == pytest.approx(0.5)
     assert (found.lo[0], found.hi[0]) == pytest.approx(fieller(part, whole), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [5, 24, 100])
+def test_the_ends_are_where_the_mean_begins_to_differ_from_nothing(n: int) -> None:
+    """Asked of the items themselves: at an end the mean's interval ends at 0, and further out it leaves 0 aside."""
+    rng = np.random.default_rng(n)
+    whole = 3 + rng.standard_t(5, size=(n, 200))
+    part = 0.4 * whole + rng.exponential(size=(n, 200)) - 1
+    part[0, :20] = np.nan
+    found = ratios_of_means(part, whole)
+    part, whole, lo, hi = part[:, found.known], whole[:, found.known], found.lo[found.known], found.hi[found.known]
+    assert len(lo) > 100
+    scale = np.nanmax(np.abs(part), axis=0)
+    np.testing.assert_allclose(mean_intervals(part - hi * whole).hi / scale, 0, atol=1e-9)
+    np.testing.assert_allclose(mean_intervals(part - lo * whole).lo / scale, 0, atol=1e-9)
+    for step in (1e-6, 1, 1e3, 1e9):
+        assert (mean_intervals(part - (hi + step) * whole).hi < 0).mean() > 0.98
+        assert (mean_intervals(part - (lo - step) * whole).lo > 0).mean() > 0.98
 
 
 @pytest.mark.parametrize("n", [24, 100])

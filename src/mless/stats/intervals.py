@@ -43,6 +43,21 @@ def mean_intervals(values: Float[np.ndarray, "items rows"], level: float = 0.95)
         return MeanIntervals(mean, mean - below * error, mean + above * error, n, is_skewed(skewness, n))
 
 
+def interval_of_moments(
+    mean: Float64[np.ndarray, " rows"],
+    second: Float64[np.ndarray, " rows"],
+    third: Float64[np.ndarray, " rows"],
+    n: Int[np.ndarray, " rows"],
+    level: float,
+) -> tuple[Float64[np.ndarray, " rows"], Float64[np.ndarray, " rows"]]:
+    """The ends of `mean_intervals` where the items themselves are not at hand: from each row's mean and central moments (sums over n)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = third / second**1.5 * _from_few(n)
+        error = np.sqrt(second / (n - 1))
+    below, above = reach(_skewness_or_none(found, n), n, level)
+    return mean - below * error, mean + above * error
+
+
 def moments(
     values: Float64[np.ndarray, "items rows"],
 ) -> tuple[
@@ -88,7 +103,16 @@ def sample_skewness(
         largest = np.where(there, np.abs(deviations), 0.0).max(axis=0, initial=0.0)
         scaled = np.where(there, deviations / largest, 0.0)
         second, third = (scaled**2).sum(axis=0) / n, (scaled**3).sum(axis=0) / n
-        found = third / second**1.5 * np.sqrt(n * (n - 1.0)) / (n - 2.0)
+        found = third / second**1.5 * _from_few(n)
+    return _skewness_or_none(found, n)
+
+
+def _from_few(n: Int[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
+    """The adjusted skewness over the plain one."""
+    return np.sqrt(n * (n - 1.0)) / (n - 2.0)
+
+
+def _skewness_or_none(found: Float64[np.ndarray, " rows"], n: Int[np.ndarray, " rows"]) -> Float64[np.ndarray, " rows"]:
     return np.where((n > 2) & np.isfinite(found), found, 0.0)
 
 

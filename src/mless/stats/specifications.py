@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64
 
 from mless.errors import BadData
 from mless.stats.effects import equivalence_of_means
-from mless.stats.intervals import mean_intervals, reach_of, student, tilt
+from mless.stats.intervals import interval_of_moments, mean_intervals
 from mless.stats.planning import ChangeVerdict
 from mless.stats.shares import sign_flip
 
@@ -210,12 +210,7 @@ class _Flipped:
         third = self.cubes[at, which] / n - 3 * mean * self.squares[which] / n + 2 * mean**3
         # rounding must not make a spread of items that are all equal
         second = np.where(second <= 1e-12 * self.squares[which] / n, 0.0, second)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            skewness = third / second**1.5 * np.sqrt(n * (n - 1.0)) / (n - 2.0)
-            error = np.sqrt(second / (n - 1))
-        skewness = np.where((n > 2) & np.isfinite(skewness), skewness, 0.0)
-        below, above = reach_of(tilt(skewness, n), student(n, level))
-        return mean - below * error, mean + above * error
+        return interval_of_moments(mean, second, third, n, level)
 
 
 def _patterns(
