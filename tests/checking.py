@@ -8,6 +8,7 @@ import importlib.util
 import re
 from collections.abc import Callable
 from importlib.util import cache_from_source
+from inspect import isgeneratorfunction
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
@@ -15,28 +16,48 @@ from typing import Any, get_args
 import jaxtyping
 from beartype import beartype
 from jaxtyping import _import_hook, install_import_hook
+from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
 
 def check_types() -> None:
     """From now on every annotated function of mless that is imported is checked when it is called.
 
-    jaxtyping checks shapes; it looks at every argument twice and binds them anew at each call. A function whose annotations have no shape
-    is checked by beartype alone, which finds the same faults in a small part of the time.
+    jaxtyping's own decorator checks every argument twice and binds them anew at each call. Here beartype checks a function once, in a scope
+    of jaxtyping's where an axis has one size. That finds the same faults in a small part of the time.
     """
-    with_shapes = jaxtyping.jaxtyped
+    by_jaxtyping = jaxtyping.jaxtyped
 
     def checked(*, typechecker: Any) -> Callable[[Any], Any]:
         def decorate(made: Any) -> Any:
-            if isinstance(made, FunctionType) and is_inner(made):
+            if not isinstance(
+                made, FunctionType
+            ):  # a class, whose annotations may be those of a parent in another module
+                return by_jaxtyping(typechecker=typechecker)(made)
+            if is_inner(made):
                 return made
-            plain = isinstance(made, FunctionType) and is_plain(made)
-            return beartype(made) if plain else with_shapes(typechecker=typechecker)(made)
+            unknown = _names(made) & {"jaxtyping", *_for_readers(made.__code__.co_filename)}
+            # beartype looks at a generator's arguments when it is first asked for a value, which is in another scope.
+            if unknown or isgeneratorfunction(made):
+                return by_jaxtyping(typechecker=typechecker)(made)
+            return with_one_size_an_axis(beartype(made)) if has_shapes(made) else beartype(made)
 
         return decorate
 
     jaxtyping.jaxtyped = checked  # what the hook writes above every function is looked up here
     _keep_others_bytecode()
     install_import_hook(checked_modules(), "beartype.beartype").__enter__()
+
+
+def with_one_size_an_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def scoped(*args: Any, **kwargs: Any) -> Any:
+        push_shape_memo({})
+        try:
+            return function(*args, **kwargs)
+        finally:
+            pop_shape_memo()
+
+    return scoped
 
 
 def _keep_others_bytecode() -> None:
@@ -63,11 +84,14 @@ def is_inner(function: FunctionType) -> bool:
     return "<locals>" in function.__qualname__
 
 
-def is_plain(function: FunctionType) -> bool:
-    """Whether its annotations name nothing of jaxtyping's, and nothing that is imported for readers alone and so cannot be checked."""
-    words = set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
-    shapes = any(_has_shapes(function.__globals__.get(word)) for word in words)
-    return not shapes and not words & {"jaxtyping", *_for_readers(function.__code__.co_filename)}
+def has_shapes(function: FunctionType) -> bool:
+    """Whether its annotations name something of jaxtyping's."""
+    return any(_has_shapes(function.__globals__.get(word)) for word in _names(function))
+
+
+def _names(function: FunctionType) -> set[str]:
+    """Every name in its annotations."""
+    return set(re.findall(r"\w+", " ".join(map(str, function.__annotations__.values()))))
 
 
 def _has_shapes(named: Any) -> bool:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from beartype.roar import BeartypeCallHintParamViolation
-from jaxtyping import TypeCheckError, _import_hook
+from beartype import beartype
+from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
+from jaxtyping import Float, TypeCheckError, _import_hook
 
-from checking import checked_modules, is_inner, is_plain
+from checking import checked_modules, has_shapes, is_inner, with_one_size_an_axis
 from mless.engines.slots import SlotCache
 from mless.stats import holm
+from mless.stats.ratios import ratios_of_means
 from mless.tasks import vote_of
 from mless.values import Item
 
@@ -33,23 +35,32 @@ def test_no_file_with_a_kernel_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "kind"),
+    "call",
     [
-        (lambda: vote_of(5), BeartypeCallHintParamViolation),  # pyright: ignore[reportArgumentType]
-        (lambda: holm(np.zeros((2, 2))), TypeCheckError),
-        (lambda: Item(5, "What is 1 + 1?"), TypeCheckError),  # pyright: ignore[reportArgumentType]
+        lambda: vote_of(5),  # pyright: ignore[reportArgumentType]
+        lambda: holm(np.zeros((2, 2))),
+        lambda: ratios_of_means(np.zeros((3, 2)), np.zeros((3, 1))),
+        lambda: Item(5, "What is 1 + 1?"),  # pyright: ignore[reportArgumentType]
     ],
-    ids=["a function", "a shape", "a dataclass"],
+    ids=["a function", "a shape", "an axis with two sizes", "a dataclass"],
 )
-def test_what_does_not_fit_its_annotation_is_found_out(call: Callable[[], object], kind: type[Exception]) -> None:
-    with pytest.raises(kind):
+def test_what_does_not_fit_its_annotation_is_found_out(call: Callable[[], object]) -> None:
+    with pytest.raises((BeartypeCallHintParamViolation, TypeCheckError)):
         call()
 
 
-def test_shapes_are_left_to_jaxtyping_and_the_rest_is_plain() -> None:
-    assert not is_plain(inspect.unwrap(holm))
-    assert not is_plain(inspect.unwrap(SlotCache.write))  # by a name for a list of shapes
-    assert is_plain(inspect.unwrap(vote_of))
+def test_a_result_that_does_not_fit_the_arguments_axes_is_found_out() -> None:
+    def shortened(values: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
+        return values[1:]
+
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        with_one_size_an_axis(beartype(shortened))(np.zeros(3))
+
+
+def test_only_annotations_with_shapes_open_a_scope_for_axes() -> None:
+    assert has_shapes(inspect.unwrap(holm))
+    assert has_shapes(inspect.unwrap(SlotCache.write))  # by a name for a list of shapes
+    assert not has_shapes(inspect.unwrap(vote_of))
 
 
 def test_only_bytecode_of_mless_is_kept_apart() -> None:
