@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mless.capture import scoring
 from mless.capture.branching import branches
 from mless.capture.scoring import Scorer
 from mless.errors import BadAttention, BadStudy
@@ -122,3 +123,23 @@ def test_numbers_that_are_not_finite_are_refused_by_name() -> None:
     (found,) = Scorer(model)([branches(PROMPT, TEXTS)])
     with pytest.raises(BadAttention, match=r"item '1', condition 'mless': a log-probability is not finite"):
         _ = found.numbers
+
+
+def test_rows_and_what_they_are_compared_with_must_be_as_many() -> None:
+    model = tiny("llama", head=True)
+    scorer, rows = Scorer(model), [branches(PROMPT, TEXTS)] * 2
+    with pytest.raises(ValueError, match="shorter"):
+        scorer(rows, [None])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_states_have_the_numbers_of_the_heads_own_product(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", head=True)
+    head = model.model.get_output_embeddings()
+    if bias:
+        head.bias = torch.nn.Parameter(torch.linspace(-1, 1, len(head.weight)))
+    found = [Scorer(model)([branches(PROMPT, TEXTS)])[0]]
+    monkeypatch.setattr(scoring, "_FEW", 0)
+    found.append(Scorer(model)([branches(PROMPT, TEXTS)])[0])
+    for one, other in zip(found[0].texts, found[1].texts, strict=True):
+        check_equal(one, other)

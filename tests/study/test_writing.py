@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -30,6 +31,18 @@ def test_things_are_stored_in_the_order_in_which_they_were_handed_in() -> None:
         for number in range(50):
             queue.put(number)
     assert stored == [n * n for n in range(50)]
+
+
+def test_threads_take_turns_more_often_while_anything_is_written_and_as_before_afterwards() -> None:
+    usual = sys.getswitchinterval()
+    one, other = (Writing(int, lambda _: None) for _ in range(2))
+    one.__enter__()
+    short = sys.getswitchinterval()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert sys.getswitchinterval() == short < usual
+    other.__exit__(None, None, None)
+    assert sys.getswitchinterval() == usual
 
 
 def test_only_some_wait_at_a_time() -> None:

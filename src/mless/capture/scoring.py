@@ -29,7 +29,7 @@ from mless.models.seams import replaced_forward
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
-#: Up to so many states the head is twice as quick the other way round, on a CPU (49,152 to 262,144 tokens, 576 to 896 numbers).
+#: Up to so many states a float32 head is 1.4 to 2 times as quick the other way round, on a CPU (benchmarks/tried.md).
 _FEW = 48
 
 
@@ -98,21 +98,25 @@ class Scorer:
         count: int | None = None,
         length: int | None = None,
         tell: Callable[[Int64[Tensor, "rows tokens"]], None] | None = None,
-        before: int = 0,
+        skipped: int = 0,
     ) -> list[Scores]:
         """One forward of the rows, filled up to `count` rows of `length` tokens. `tell` gets each token's place on its way, before it.
 
-        `before`: so many tokens, the first ones of each row and none that a text is predicted from, are not computed. Their keys and values have to
+        `skipped`: so many tokens, the first ones of each row and none that a text is predicted from, are not computed. Their keys and values have to
         be put in (`starting`).
         """
         against = against or [None] * len(rows)
         with torch.inference_mode():
-            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell, before)
+            states = self._states(rows, count or len(rows), length or max(map(len, rows)), tell, skipped)
             if not states.is_cpu:
-                return self._read(rows, states, against, before)
+                return self._read(rows, states, against, skipped)
             # Each by itself: what the head makes of a row must not depend on how many there are.
-            each = zip(rows, states.split(1), against, strict=False)
-            return [self._read([row], own, [other], before)[0] for row, own, other in each]
+            each = zip(rows, states[: len(rows)].split(1), against, strict=True)
+            return [self._read([row], own, [other], skipped)[0] for row, own, other in each]
+
+    def forget(self) -> None:
+        """Let go of the logits that were kept to compare with."""
+        self._kept = None
 
     def forward(self, rows: Sequence[Branches], *, count: int | None = None, length: int | None = None) -> None:
         """The same forward without a head, for what others read in it."""
@@ -127,14 +131,14 @@ class Scorer:
         count: int,
         length: int,
         tell: Callable[[Tensor], None] | None,
-        before: int = 0,
+        skipped: int = 0,
     ) -> Float[Tensor, "rows tokens width"]:
         place = self._model.device
         ids, positions, depth = (torch.zeros(count, length, dtype=torch.long) for _ in range(3))
         # What fills up sees itself only.
         end = torch.arange(1, length + 1).repeat(count, 1)
         real = torch.zeros(count, length, dtype=torch.long)
-        real[:, before] = 1  # a row of nothing but padding has no softmax
+        real[:, skipped] = 1  # a row of nothing but padding has no softmax
         hidden = torch.zeros(count, 2, dtype=torch.long)
         for at, row in enumerate(rows):
             own = slice(0, len(row))
@@ -143,14 +147,14 @@ class Scorer:
             real[at, own] = 1
             hidden[at] = torch.tensor(row.hidden or (0, 0))
         given: dict[str, Any] = {}
-        branched = bool(before) or any(row.own_mask for row in rows)
+        branched = bool(skipped) or any(row.own_mask for row in rows)
         if branched or any(row.prompt.position_ids is not None for row in rows):
-            given["position_ids"] = sent(positions[:, before:], place)
+            given["position_ids"] = sent(positions[:, skipped:], place)
         if tell is not None:
             tell(sent(depth, place))
         seen = (sent(end, place), sent(depth, place), sent(hidden, place) if bool(hidden.any()) else None)
-        ids, real = ids[:, before:], real[:, before:]
-        with _seeing(self._model.model, *seen, before) if branched else nullcontext():
+        ids, real = ids[:, skipped:], real[:, skipped:]
+        with _seeing(self._model.model, *seen, skipped) if branched else nullcontext():
             out = self._decoder(input_ids=sent(ids, place), attention_mask=sent(real, place), use_cache=False, **given)
         self._kind = type(out)
         return out.last_hidden_state
@@ -162,16 +166,16 @@ class Scorer:
         rows: Sequence[Branches],
         states: Float[Tensor, "rows tokens width"],
         against: Sequence[Float[Tensor, "_ width"] | None],
-        before: int,
+        skipped: int,
     ) -> list[Scores]:
         length = states.shape[1]
-        asked = [_Asked(row, at * length - before) for at, row in enumerate(rows)]
+        asked = [_Asked(row, at * length - skipped) for at, row in enumerate(rows)]
         firsts = sum(len(one.first) for one in asked)
         # The states before the first texts' tokens, then all others: only the first are compared.
         at = np.concatenate([*(one.first for one in asked), *(one.others for one in asked)])
         flat = states.reshape(-1, states.shape[-1])
         wanted = flat.index_select(0, sent(torch.from_numpy(at), flat.device))
-        partners = _beside(asked, against, wanted)
+        partners = _partner_states(asked, against, wanted)
         place = np.zeros(len(rows) * length, np.int64)
         place[at] = np.arange(len(at))
         # Predictions in the order of the states that they are made from.
@@ -186,7 +190,7 @@ class Scorer:
             here = slice(bounds[number], bounds[number + 1])
             theirs = None
             if partners is not None and first < firsts:
-                theirs = self._beside(against, first, partners[first : first + len(block)], len(block))
+                theirs = self._partner_logits(against, first, partners[first : first + len(block)], len(block))
             told, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
             logp.append(told)
             if first < firsts:
@@ -212,7 +216,7 @@ class Scorer:
             return states
         return torch.cat([states, states.new_zeros(count - len(states), states.shape[1])])
 
-    def _beside(
+    def _partner_logits(
         self, against: Sequence[Tensor | None], first: int, states: Float[Tensor, "some width"], count: int
     ) -> Float[Tensor, "block vocabulary"]:
         """The logits to compare with. On a CPU one row after another is compared with the same states, so these are kept."""
@@ -226,7 +230,7 @@ class Scorer:
     def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
         model, head = self._model.model, self._model.model.get_output_embeddings()
-        few = states.is_cpu and len(states) <= _FEW and type(head) is nn.Linear and torch.backends.mkl.is_available()
+        few = states.is_cpu and len(states) <= _FEW and _is_plain(head) and torch.backends.mkl.is_available()
         with ExitStack() as stack:
             stack.enter_context(
                 replaced_forward(self._decoder, lambda *_, **__: self._kind(last_hidden_state=states[None]))
@@ -246,7 +250,7 @@ class _Asked:
         self.others = np.setdiff1d(self.origin, self.first)
 
 
-def _beside(
+def _partner_states(
     asked: Sequence[_Asked], against: Sequence[Tensor | None], wanted: Float[Tensor, "states width"]
 ) -> Float[Tensor, "firsts width"] | None:
     """The states to compare with, in the order of the first texts' own."""
@@ -317,7 +321,7 @@ def _seeing(
     end: Int64[Tensor, "rows tokens"],
     depth: Int64[Tensor, "rows tokens"],
     hidden: Int64[Tensor, "rows 2"] | None,
-    before: int,
+    skipped: int,
 ) -> Generator[None]:
     """Inside the block every token sees its own way only."""
     made: dict[tuple[int, torch.device], tuple[Any, BranchMask]] = {}
@@ -327,7 +331,7 @@ def _seeing(
         # The rule is kept beside the mask, so that its id is not given to another.
         if (id(own), place) not in made:
             there = None if hidden is None else hidden.to(place)
-            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own, before)
+            made[id(own), place] = own, BranchMask(end.to(place), depth.to(place), there, own, skipped)
         return made[id(own), place][1]
 
     def attend(call: Call) -> Tensor:
@@ -339,8 +343,17 @@ def _seeing(
         yield
 
 
+def _is_plain(head: nn.Module) -> bool:
+    """A float32 product and nothing around it: accelerate's hooks bring weights that lie elsewhere, and narrower ones are widened on the way."""
+    return (
+        type(head) is nn.Linear
+        and head.weight.dtype == torch.float32
+        and head.weight.is_cpu
+        and "forward" not in vars(head)
+    )
+
+
 def _few_through(head: nn.Linear, states: Float[Tensor, "1 states width"]) -> Float[Tensor, "1 states vocabulary"]:
     """The head's product the other way round. MKL copies what comes second into another layout first, and the head is a thousand times as large."""
     found = (head.weight @ states[0].T).T[None]
-    bias = getattr(head, "bias", None)
-    return found if bias is None else found + bias
+    return found if head.bias is None else found + head.bias

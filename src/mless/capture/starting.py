@@ -18,21 +18,21 @@ from mless.models.seams import replaced_forward
 
 @contextmanager
 def starting(
-    model: nn.Module, first: int, runs: Sequence[RecordedRun], count: int, length: int, before: int = 0
+    model: nn.Module, first: int, runs: Sequence[RecordedRun], count: int, length: int, skipped: int = 0
 ) -> Generator[None]:
     """Inside the block layers before `first` are not computed. They hand on the residual stream that the runs of the same rows have after layer
     `first` − 1. `count` rows of `length` tokens; what fills them up is zero, and no real token sees it.
 
-    `before`: so many tokens, the first ones, are not computed either. A forward of the others (`Scorer`) sees their keys and values in the runs.
+    `skipped`: so many tokens, the first ones, are not computed either. A forward of the others (`Scorer`) sees their keys and values in the runs.
     """
     with ExitStack() as stack:
-        if before:
-            stack.enter_context(changing(model, _Earlier(runs, count, before)))
+        if skipped:
+            stack.enter_context(changing(model, _Earlier(runs, count, skipped)))
         if first > 1:
             held = [run.of("residual", first - 1)[0] for run in runs]
-            given = held[0].new_zeros(count, length - before, held[0].shape[-1])
+            given = held[0].new_zeros(count, length - skipped, held[0].shape[-1])
             for row, values in enumerate(held):
-                given[row, : len(values) - before] = values[before:]
+                given[row, : len(values) - skipped] = values[skipped:]
             for module in layer_modules(model, range(1, first)).values():
                 stack.enter_context(replaced_forward(module, lambda *_, **__: given))
         yield
@@ -41,15 +41,15 @@ def starting(
 class _Earlier(Change):
     """Puts the keys and values of tokens that are not computed before those of the others. Rows beyond the runs only fill the batch."""
 
-    def __init__(self, runs: Sequence[RecordedRun], count: int, before: int) -> None:
-        self._runs, self._count, self._before = runs, count, before
+    def __init__(self, runs: Sequence[RecordedRun], count: int, skipped: int) -> None:
+        self._runs, self._count, self._skipped = runs, count, skipped
 
     def before(self, call: Call) -> Call:
         whole: list[Tensor] = []
         for which, own in enumerate((call.key, call.value)):
-            earlier = own.new_zeros(self._count, self._before, own.shape[1], own.shape[3])
+            earlier = own.new_zeros(self._count, self._skipped, own.shape[1], own.shape[3])
             for row, run in enumerate(self._runs):
-                earlier[row] = run.of("keys-values", call.layer)[which][: self._before]
+                earlier[row] = run.of("keys-values", call.layer)[which][: self._skipped]
             whole.append(torch.cat([earlier.transpose(1, 2), own], dim=2))
         return replace(call, key=whole[0], value=whole[1])
 

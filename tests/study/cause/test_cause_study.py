@@ -112,22 +112,22 @@ def test_of_the_chain_elsewhere_is_what_both_leave(folder: Path) -> None:
     assert arm["moved"] == pytest.approx(activation["moved"], rel=0.03) or arm["note"]
 
 
-@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
 def test_a_run_that_starts_late_has_the_numbers_of_one_that_starts_at_the_first_layer(
-    later: bool, folder: Path, tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    skips: bool, folder: Path, tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits where it has all tokens. From a later token on products have other shapes, which some processors round otherwise."""
     started = folder
-    if not later:
-        monkeypatch.setattr(measure.LikelihoodMeasurement, "_proven_later", lambda *_: 0)
+    if not skips:
+        monkeypatch.setattr("mless.capture.pairing.first_patched", lambda *_: 0)
         started = run_tiny(tiny, task, tmp_path / "started").folder
     said = json.loads((started / "likelihood" / "study.json").read_text())["proofs"]["patched runs"]
-    assert said == f"start at the first layer{' and token' if later else ''} that is changed"
+    assert said == f"start at the first layer{' and token' if skips else ''} that is changed"
     monkeypatch.setattr("mless.intervening.starts_anywhere", lambda *_: "not asked")
     run_tiny(tiny, task, tmp_path / "whole")
     for name in ("ladder", "cause", "chain"):
         one, other = table(tmp_path / "whole", name), table(started, name)
-        if later and "effect" in one.columns:
+        if skips and "effect" in one.columns:
             assert one["effect"].to_numpy() == pytest.approx(other["effect"].to_numpy(), abs=1e-5)
         else:
             assert one.equals(other)
@@ -277,12 +277,19 @@ def test_the_chain_is_refused_where_layer_1_has_no_attention(hybrid: Path, task:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hybrids_map_has_attention_where_there_is_some(hybrid: Path, task: Path, tmp_path: Path) -> None:
+def test_a_hybrids_map_has_attention_where_there_is_some(
+    hybrid: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     run_tiny(hybrid, task, out, ["cause.of=ladder,map"], limit=2)
     # Its convolutions look at earlier tokens, so no run may begin at a later one.
     proofs = json.loads((out / "likelihood" / "study.json").read_text())["proofs"]
-    assert proofs["patched runs"] == "start at the first layer that is changed"
+    assert proofs["patched runs"].startswith(
+        "start at the first layer that is changed, with all tokens: without earlier ones"
+    )
+    monkeypatch.setattr("mless.capture.pairing.first_patched", lambda *_: 0)
+    run_tiny(hybrid, task, tmp_path / "whole", ["cause.of=ladder,map"], limit=2)
+    assert table(tmp_path / "whole", "cause").equals(table(out, "cause"))
     cells = table(out, "cause")
     assert cells.filter(part="attention-output")["layer"].unique().sort().to_list() == [2, 4]
     assert cells.filter(part="residual")["layer"].unique().sort().to_list() == [1, 2, 3, 4]

@@ -18,6 +18,9 @@ from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.likelihood import measure
+from mless.study.verifying import verify
+from models.tiny_models import save_tokenizer
+from models.walking import save
 from spelling import byte_level, model_folder
 from study.likelihood.test_likelihood_study import write_task
 
@@ -130,7 +133,7 @@ def test_a_resumed_run_and_rows_that_run_together_have_the_same_numbers(
 
 
 def test_a_patched_row_has_the_same_bits_whichever_others_are_missing(tiny: Path, task: Path, tmp_path: Path) -> None:
-    """Three patched rows of an item run together on a CPU, from the first changed token on."""
+    """Where a row begins, by layer and by token, follows from its own item and condition."""
     some = [f"{part}-{layer}" for part in ("attention-output", "mlp-output") for layer in (1, 2)]
     declared = {f"in-{one}": {"patch": [{"from": "mless", "part": one[:-2], "layers": one[-1]}]} for one in some}
     whole = tmp_path / "whole"
@@ -146,6 +149,79 @@ def test_a_patched_row_has_the_same_bits_whichever_others_are_missing(tiny: Path
         run(tiny, task, again, conditions=["none", "mless", *declared], condition=declared)
         for name in TABLES:
             assert (again / f"{name}.parquet").read_bytes() == (whole / f"{name}.parquet").read_bytes(), (missing, name)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_a_real_model_has_the_same_bits(task: Path, tmp_path: Path) -> None:
+    """Wide enough that products of another shape are rounded otherwise."""
+    declared = {
+        f"in-{layer}": {"patch": [{"from": "mless", "part": "attention-output", "layers": layer}]}
+        for layer in (3, 12, 28)
+    }
+    asked: dict[str, Any] = {"conditions": ["none", "mless", *declared], "condition": declared, "limit": 1}
+    asked |= {"model": "smollm2", "dtype": "float32"}
+    whole = tmp_path / "whole"
+    run(Path(), task, whole, **asked)
+    again = shutil.copytree(whole, tmp_path / "again")
+    take_apart(again)
+    for missing in (12, 28):
+        for file in (again / "units").rglob(f"in-{missing}-*"):
+            file.unlink()
+    run(Path(), task, again, **asked)
+    for name in TABLES:
+        assert (again / f"{name}.parquet").read_bytes() == (whole / f"{name}.parquet").read_bytes(), name
+    found = verify(whole, sample=5)
+    assert found.recomputed is not None
+    assert found.recomputed.differing == 0
+
+
+def test_patched_rows_are_those_of_whole_runs_whatever_runs_beside_them(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of the same length with another base, and with another filler."""
+    put: dict[str, Any] = {"patch": [{"from": "mless", "part": "mlp-output", "layers": 1}]}
+    out: dict[str, Any] = {"patch": [{"from": "none", "part": "mlp-output", "layers": 1}]}
+    declared: dict[str, dict[str, Any]] = {
+        "moved": {"kind": "shift", "length": 7},
+        "other": {"filler": " a", "length": 7},
+        "in-none": put,
+        "in-moved": {"kind": "shift", "length": 7} | put,
+        "out-mless": FILLER | out,
+        "out-other": {"filler": " a", "length": 7} | out,
+    }
+    asked: dict[str, Any] = {"conditions": ["none", "mless", *declared], "condition": declared}
+    run(tiny, task, tmp_path / "skips", **asked)
+    monkeypatch.setattr("mless.capture.pairing.first_patched", lambda *_: 0)
+    run(tiny, task, tmp_path / "whole", **asked)
+    for condition in declared:
+        assert values(tmp_path / "skips", condition) == pytest.approx(values(tmp_path / "whole", condition), abs=1e-5)
+
+
+def test_a_model_that_looks_back_by_other_means_than_attention_is_run_with_all_tokens(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of the row from whose patch most layers are computed, not of the first or the last one."""
+    hybrid = tmp_path / "hybrid"
+    hybrid.mkdir()
+    save("lfm2", hybrid)
+    save_tokenizer(hybrid, bos=True)
+    declared: dict[str, dict[str, Any]] = {
+        "keys": {
+            "kind": "shift",
+            "length": 7,
+            "patch": [{"from": "mless", "part": "keys-values", "at": "filler", "layers": 2}],
+        },
+        "mlp": {"patch": [{"from": "mless", "part": "mlp-output", "layers": 2}]},
+        "last": {"patch": [{"from": "mless", "part": "residual", "layers": 4}]},
+    }
+    asked: dict[str, Any] = {"conditions": ["none", "mless", *declared], "condition": declared, "limit": 2}
+    run(hybrid, task, tmp_path / "out", **asked)
+    said = json.loads((tmp_path / "out" / "study.json").read_text())["proofs"]["patched runs"]
+    assert said.startswith("start at the first layer that is changed, with all tokens: without earlier ones")
+    monkeypatch.setattr("mless.capture.pairing.first_patched", lambda *_: 0)
+    run(hybrid, task, tmp_path / "whole", **asked)
+    for condition in declared:
+        assert (values(tmp_path / "out", condition) == values(tmp_path / "whole", condition)).all()
 
 
 def test_a_runs_own_values_put_in_change_no_bit(tiny: Path, task: Path, tmp_path: Path) -> None:

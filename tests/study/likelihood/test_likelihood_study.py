@@ -308,7 +308,7 @@ def test_an_answer_longer_than_the_context_is_left_out_everywhere_and_counted(ti
 def test_fewer_other_answers_than_asked_for_are_said(tiny: Path, tmp_path: Path) -> None:
     heard = Heard()
     run_tiny(tiny, write_task(tmp_path / "few.jsonl", 3), tmp_path / "r", heard, conditions="none,mless")
-    assert "3 items of 3: only 2 of 4 other answers of its kind" in heard.lines
+    assert "3 items of 3: 2 other answers of its kind to compare with; 4 were asked for" in heard.lines
 
 
 def test_others_do_not_depend_on_how_many_items_are_scored(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mless.results.cause_rows import CauseCell, CauseLink, LadderStep
-from mless.results.caused import CHANGE_WORDS, DIRECTION_WORDS, LINK_WORDS, StoredCause, place_of, shown_at
+from mless.results.caused import CHANGE_WORDS, DIRECTION_WORDS, LINK_WORDS, StoredCause, place_of, share_words, shown_at
 from mless.results.nats import around, signed, unit_of_change
 from mless.results.placed import shown_metrics
 from mless.results.wording import p_words
@@ -54,19 +54,7 @@ def _ladder(rows: Sequence[LadderStep]) -> list[str]:
         for words, row in changes.items()
     ]
     total = f"{_number(whole)} {unit_of_change(metric)}, {p_words(whole.p)}"
-    return [f"{metric}, the ladder: in all {total}; the sum of {'; '.join(said)}"]
-
-
-def _share(row: CauseCell | CauseLink) -> str:
-    if row.share is None:
-        return "no share"
-    if row.share_lo is None or row.share_hi is None:
-        return f"{_percent(row.share)} %"
-    return f"{_percent(row.share)} % [{_percent(row.share_lo)}, {_percent(row.share_hi)}]"
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share):d}".replace("-", "−")
+    return [f"{metric}, the ladder: in all {total}. That is the sum of five changes: {'; '.join(said)}"]
 
 
 def _map(rows: Sequence[CauseCell]) -> list[str]:
@@ -95,7 +83,7 @@ def _map(rows: Sequence[CauseCell]) -> list[str]:
 
 def _amount(row: CauseCell) -> str:
     number = f"{signed(row.effect, row.metric)}{around(row.lo, row.hi, row.metric)}"
-    return f"{_share(row)}, {number}" if row.share is not None else number
+    return f"{share_words(row)}, {number}" if row.share is not None else number
 
 
 def _chain(rows: Sequence[CauseLink], moved: object) -> list[str]:
@@ -115,12 +103,12 @@ def _chain(rows: Sequence[CauseLink], moved: object) -> list[str]:
                 f"{metric}, the published chain, {words}: no shares, because the interval of the whole effect holds 0"
             )
             continue
-        said = "; ".join(f"{LINK_WORDS[row.link]} {_share(row)}" for row in own)
+        said = "; ".join(f"{LINK_WORDS[row.link]} {share_words(row)}" for row in own)
         lines.append(f"{metric}, the published chain, {words}: {said}")
     arm = by.get(("arm", "in"))
     if arm is not None:
-        share = "" if arm.share is None else f", {_share(arm)} of the filler's"
-        reach = arm.note or "it moves them as far as the filler does"
+        share = "" if arm.share is None else f", {share_words(arm)} of the filler's"
+        reach = arm.note or "it moves layer 1's activations as far as the filler does"
         lines.append(
             f"{metric}, ARM in layer 1 to compare: {signed(arm.effect, metric)}{around(arm.lo, arm.hi, metric)} {unit_of_change(metric)}{share}; {reach}"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mless.errors import BadStudy, ProofFailed, is_out_of_memory
+from mless.errors import BadStudy, ProofFailed, first_line, is_out_of_memory
 from mless.results.schemas import token_texts
 from mless.results.storing import Tables
 from mless.results.units import Expected
@@ -21,7 +21,7 @@ from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.changing import loaded_cuts, prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import ROWS_TOGETHER, Recordings, Source, changes, cut_rows, first_changed
+from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, first_changed
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, texts_of, tokens_after
 from mless.study.likelihood.unit_tables import expected_rows, tables_of_texts
@@ -89,8 +89,8 @@ class LikelihoodMeasurement(Measurement):
         #: By the number of rows at once, and why patched rows run from the first layer on, where they do.
         self._recorded: dict[int | None, Recordings] = {}
         self._why_whole = ""
-        #: How many patched rows of an item run together, from the first changed token on; 0: each alone, with all of its tokens.
-        self._later = 0
+        #: Whether patched rows begin at the first token that is changed.
+        self._skips = False
         #: Whether conditions of the study have patches.
         self._patches = False
         #: By item: those whose patched rows run beside its own.
@@ -196,22 +196,23 @@ class LikelihoodMeasurement(Measurement):
         self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
         self._together = self.proofs["texts"] == "in one row"
         self.proofs |= self._prove_changes(bench)
+        patched = {"patched runs in use": self.proofs["patched runs"]} if self._patches else {}
         said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
         bench.progress.say(
             f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
         )
-        return {"texts in use": self.proofs["texts"]}
+        return {"texts in use": self.proofs["texts"], **patched}
 
     def _prove_changes(self, bench: Bench) -> dict[str, Any]:
         """Cuts and patches do what they say on this model, and a row that has them has the same bits alone and beside others."""
         from mless.intervening import starts_anywhere
 
         found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
-        if any(one.patch for one in bench.conditions):
+        if self._patches:
             self._why_whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
-            self._later = 0 if self._why_whole else self._proven_later(bench)
-            token = " and token" if self._later else ""
-            found["patched runs"] = self._why_whole or f"start at the first layer{token} that is changed"
+            why = "" if self._why_whole else self._prove_skipping(bench)
+            start = f"start at the first layer{' and token' if self._skips else ''} that is changed"
+            found["patched runs"] = self._why_whole or (f"{start}, with all tokens: {why}" if why else start)
         for units in self._beside_each_other(bench) if not self._alone else ():
             # As patched rows are compared with `none`, whose states are not there yet, without distances.
             alone = self._score(bench, units[:1], None, changed=True, compared=False)[units[0].key]
@@ -224,39 +225,44 @@ class LikelihoodMeasurement(Measurement):
                 )
         return found
 
-    def _proven_later(self, bench: Bench) -> int:
-        """How many patched rows may run together, from the first changed token on: with the numbers of whole rows that run alone."""
-        from mless.models.experts import has_experts
+    def _prove_skipping(self, bench: Bench) -> str:
+        """Whether patched rows that begin at the first changed token have the numbers of whole rows; if not, why. Sets `_skips`.
 
+        Asked of the shortest item, in each direction of the row from whose patch most layers are computed.
+        """
         model = bench.model
-        patched = [
-            unit
-            for unit in bench.units()
-            if unit.condition.patch and not (unit.condition.cut or unit.condition.arm) and self._texts[unit.number]
-        ]
         # On a GPU rows run together anyway. Other dtypes round too much to see whether the numbers are the same.
-        if model.device.type != "cpu" or model.dtype != "float32" or not patched:
-            return 0
-        # An expert's products have as many rows as choose it, so their bits would depend on the neighbours.
-        most = 1 if has_experts(model.model) else ROWS_TOGETHER
-        order = sorted(patched, key=lambda unit: first_changed(unit.condition, model.layers))
-        shortest = min(order, key=self._length).number
-        of_item = [unit for unit in order if unit.number == shortest]
-        for unit in (of_item[0], of_item[-1]):
-            found: list[np.ndarray] = []
-            for self._later in (0, most):
-                self._recorded.clear()
-                try:
-                    scored = self._score(bench, [unit], None, changed=True, compared=False)[unit.key]
-                    found.append(np.concatenate([text for one in scored for text in one.texts]))
-                except Exception as fault:  # a layer that needs earlier tokens may fail in any way
-                    if not self._later or is_out_of_memory(fault):
-                        raise
-                    return 0
-            if not np.allclose(*found, rtol=_SAME, atol=_SAME):
-                return 0
+        if model.device.type not in ALONE or model.dtype != "float32":
+            return ""
+        patched = [unit for unit in bench.units() if unit.condition.patch and self._texts[unit.number]]
+        shortest = min(patched, key=self._length).number if patched else 0
+        deepest: dict[str, tuple[int, Unit]] = {}
+        self._skips = True
         self._recorded.clear()
-        return most
+        recordings = self._recordings(bench, None)
+        for unit in (one for one in patched if one.number == shortest):
+            base, first = recordings.base_of(unit.condition)
+            skipped = recordings.skipped(unit.condition, _source(unit, 0), self._rows(unit)[0])
+            if skipped and (base not in deepest or first < deepest[base][0]):
+                deepest[base] = first, unit
+        whys = [why for _, unit in deepest.values() if (why := self._why_no_skipping(bench, unit))]
+        self._skips = bool(deepest) and not whys
+        self._recorded.clear()
+        return next(iter(whys), "")
+
+    def _why_no_skipping(self, bench: Bench, unit: Unit) -> str:
+        found: list[np.ndarray] = []
+        for self._skips in (False, True):
+            self._recorded.clear()
+            try:
+                scored = self._score(bench, [unit], None, changed=True, compared=False)[unit.key]
+                found.append(np.concatenate([text for one in scored for text in one.texts]))
+            except Exception as fault:  # a layer that needs earlier tokens may fail in any way
+                if not self._skips or is_out_of_memory(fault):
+                    raise
+                return f"without earlier ones a layer fails ({first_line(fault)})"
+        apart = float(np.abs(found[1] - found[0]).max(initial=0.0))
+        return "" if apart <= _SAME else f"without earlier ones log-probabilities differ by {apart:.1g}"
 
     def _beside_each_other(self, bench: Bench) -> Iterator[list[Unit]]:
         """Some units of each kind of changes, as they run together: patches of one item, and one condition's cuts. Hundreds of patches are a few kinds."""
@@ -281,6 +287,8 @@ class LikelihoodMeasurement(Measurement):
     def stop(self) -> None:
         self._states.clear()  # gigabytes of the device's
         self._recorded.clear()
+        if self._scorer is not None:
+            self._scorer.forget()
         if self._asking is not None:
             self._asking.stop()
 
@@ -304,7 +312,7 @@ class LikelihoodMeasurement(Measurement):
             if self._by_item(bench, unit):
                 # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
                 kind, items = _PATCHED, self._beside(bench, unit.number)[0]
-                # On a CPU rows with the same prompt run together, after those that are not patched.
+                # On a CPU rows with the same prompt follow each other, after those that are not patched.
                 length = length or len(unit.prompt or ()) * bool(unit.condition.patch)
             elif changes(unit.condition):
                 kind += digest(repr((unit.condition.cut, unit.condition.patch)))
@@ -313,7 +321,6 @@ class LikelihoodMeasurement(Measurement):
         for (_, kind, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
             size = 1 if alone else max(1, self._at_once(bench) // length)
             if kind == _PATCHED:
-                size = ROWS_TOGETHER if alone else size
                 # Rows of one forward start at the first layer that one of them changes.
                 units.sort(
                     key=lambda unit: first_changed(unit.condition, len(bench.layers)) if unit.condition.patch else 0
@@ -421,43 +428,34 @@ class LikelihoodMeasurement(Measurement):
         pooled = arm is not None and arm.settings.scope != "token"
         alone = self._alone or pooled
         batches: dict[Any, list[tuple[Unit, int, Branches]]] = defaultdict(list)
-        placed: dict[Any, dict[int, tuple[Unit, int, Branches]]] = defaultdict(dict)
         for unit in units:
             for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
-                one = unit, at, row
-                later = None
-                if changed and alone and unit.condition.patch:
-                    later = self._recordings(bench, width).later(unit.condition, _source(unit, at), row)
+                shape = (1, len(row)) if alone else self._shape(bench, row, width)
+                skipped = 0
+                if changed and self._skips and unit.condition.patch:
+                    skipped = self._recordings(bench, width).skipped(unit.condition, _source(unit, at), row)
                 # Rows with a mask of their own run apart from plain ones: what computes a row must not depend on its neighbours.
-                if later is None:
-                    batches[(1, len(row)) if alone else self._shape(bench, row, width), row.own_mask].append(one)
-                else:
-                    placed[(later.rows, len(row)), later.before, later.forward, row.own_mask, at][later.row] = one
+                batches[shape, skipped, row.own_mask].append((unit, at, row))
         ready = [
-            (shape, 0, some[first : first + shape[0]])
-            for (shape, _), some in batches.items()
+            (shape, skipped, some[first : first + shape[0]])
+            for (shape, skipped, _), some in batches.items()
             for first in range(0, len(some), shape[0])
         ]
-        # A place whose own row is not asked for is filled with another one.
-        ready += [
-            (shape, before, [some.get(place, next(iter(some.values()))) for place in range(shape[0])])
-            for (shape, before, *_), some in placed.items()
-        ]
         found: dict[str, dict[int, Scores]] = defaultdict(dict)
-        for (count, length), before, batch in ready:
+        for (count, length), skipped, batch in ready:
             against = [self._against(bench, unit, at) if compared else None for unit, at, _ in batch]
             tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
             rows = [row for *_, row in batch]
             with ExitStack() as stack:
                 if changed:
-                    stack.enter_context(self._changed(bench, batch, width, count, length, before))
+                    stack.enter_context(self._changed(bench, batch, width, count, length, skipped))
                 (unit, at, row), *_ = batch
                 if self._by_item(bench, unit) and not unit.condition.patch:
                     source = Source(unit.condition.name, unit.number, at)
-                    stack.enter_context(self._recordings(bench, width).noting(source, row))
-                scored = self._scorer(rows, against, count=count, length=length, tell=tell, before=before)
+                    stack.enter_context(self._recordings(bench, width).recording_while_scoring(source, row))
+                scored = self._scorer(rows, against, count=count, length=length, tell=tell, skipped=skipped)
             for (unit, at, _), one in zip(batch, scored, strict=True):
-                found[unit.key].setdefault(at, one)
+                found[unit.key][at] = one
                 if at == 0 and unit.condition is bench.conditions[0]:
                     self._keep(unit.number, one.states)
         return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
@@ -470,14 +468,14 @@ class LikelihoodMeasurement(Measurement):
         width: int | None,
         count: int,
         length: int,
-        before: int,
+        skipped: int,
     ) -> Generator[None]:
         """The cuts that these rows have in common, and each row's patches."""
         conditions = [unit.condition for unit, *_ in batch]
         with ExitStack() as stack:
             if any(one.patch for one in conditions):
                 rows = [(unit.condition, _source(unit, at), row) for unit, at, row in batch]
-                stack.enter_context(self._recordings(bench, width).patched(rows, count, length, before))
+                stack.enter_context(self._recordings(bench, width).patched(rows, count, length, skipped))
             if cuts := loaded_cuts(conditions[0], bench.model):
                 stack.enter_context(cut_rows(bench.model, cuts, [row for *_, row in batch]))
             yield
@@ -502,7 +500,7 @@ class LikelihoodMeasurement(Measurement):
                 lambda row: self._place(bench, row, width),
                 lambda number: self._beside(bench, number),
                 whole=bool(self._why_whole),
-                later=self._later,
+                skips=self._skips,
             )
         return self._recorded[width]
 
@@ -540,6 +538,8 @@ class LikelihoodMeasurement(Measurement):
 
     def spare_memory(self) -> None:
         self._states.clear()
+        if self._scorer is not None:
+            self._scorer.forget()
         for one in self._recorded.values():
             one.sparing()
 

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from mless.models import LoadedModel
 
 
-#: Patched rows of an item that run together on a CPU: those of a layer's three parts. Each begins at the first layer that one of them changes.
-ROWS_TOGETHER = 3
-
-
 def changes(condition: Condition) -> bool:
     """Whether forwards under it run with cuts or patches."""
     return bool(condition.cut or condition.patch)
@@ -44,16 +40,16 @@ def patched_rows(
     rows: Sequence[Branches],
     runs: Sequence[RecordedRun],
     by_row: Sequence[Sequence[Patch]] | None = None,
-    before: int = 0,
+    skipped: int = 0,
 ) -> Generator[None]:
     """Inside the block a forward of these rows takes values from these runs of the same texts. `by_row`: each row's own of the patches.
-    `before`: so many tokens, the first ones, do not come with it.
+    `skipped`: so many tokens, the first ones, are not computed.
     """
     from mless.capture.patching import patch_attached
 
     prompts = [row.prompt for row in rows]
     with patch_attached(model, patches, prompts, runs, by_row=by_row) as handle:
-        handle.rows(prompts, runs, by_row, [len(row) for row in rows], [row.depth for row in rows], before)
+        handle.rows(prompts, runs, by_row, [len(row) for row in rows], [row.depth for row in rows], skipped)
         yield
 
 
@@ -66,25 +62,11 @@ class Source(NamedTuple):
     at: int
 
 
-class Later(NamedTuple):
-    """A patched row's place on a CPU, where tokens before the first changed one are left out and several rows of an item run together. It follows
-    from the study alone, so a row has the same bits whichever others are still missing.
-    """
-
-    #: How many tokens, the first ones, are left out.
-    before: int
-    #: How many rows run together; which of an item's forwards, and which row of it.
-    rows: int
-    forward: int
-    row: int
-
-
 class Recordings:
     """What rows of unchanged conditions compute, recorded once for all patches of an item.
 
     `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
-    `whole`: patched rows run from the first layer on. `later`: so many rows of an item run together, from the first changed token on; 0: each runs
-    alone, with all of its tokens.
+    `whole`: patched rows run from the first layer on. `skips`: tokens before the first one that a patch may change are not computed.
     """
 
     def __init__(
@@ -98,7 +80,7 @@ class Recordings:
         beside: Callable[[int], Sequence[int]],
         *,
         whole: bool,
-        later: int,
+        skips: bool,
     ) -> None:
         from mless.capture.patching import places_of
 
@@ -113,22 +95,23 @@ class Recordings:
         unhidden = {one.name for one in plain if not one.hidden}
         #: By patched condition: the one with the same prompts and no changes, and the first layer that differs from it.
         self._bases: dict[str, tuple[str, int]] = {}
-        #: By base: the patched conditions whose rows begin at a later token, in the order of their layers.
-        self._later: dict[str, list[str]] = {}
-        self._at_once = later
-        for one in sorted((one for one in conditions if one.patch), key=lambda one: first_changed(one, model.layers)):
+        #: The patched conditions whose rows may begin at a later token.
+        self._skipping: set[str] = set()
+        for one in (one for one in conditions if one.patch):
             source, first = one.patch[0].source, first_changed(one, model.layers)
             self._need(source, places_of(model.model, loaded_patches(one, model)))
             base = by_prompts.get(_tokens(prompts[one.name]))
             if base is None or one.arm is not None or whole:
                 continue
-            begins_later = later and not one.cut and {base, source} <= unhidden
-            if begins_later:
-                self._later.setdefault(base, []).append(one.name)
-                self._need(base, _keys(first, model.layers))
+            # Keys that are put in are seen by tokens that have no patch.
+            own_tokens = all(patch.part != "keys-values" for patch in one.patch)
+            may_skip = skips and own_tokens and not one.cut and {base, source} <= unhidden
+            if may_skip:
+                self._skipping.add(one.name)
+                self._need(base, self._keys(first))
             if first > 1:
                 self._need(base, [("residual", first - 1)])
-            if first > 1 or begins_later:
+            if first > 1 or may_skip:
                 self._bases[one.name] = base, first
 
     def _need(self, condition: str, places: Iterable[Place]) -> None:
@@ -139,27 +122,34 @@ class Recordings:
         self._kept.clear()
         self._needed.clear()
         self._bases.clear()
-        self._later.clear()
+        self._skipping.clear()
         self._beside = lambda number: [number]
 
-    def later(self, condition: Condition, source: Source, row: Branches) -> Later | None:
-        """None where the row runs alone with all of its tokens."""
+    def base_of(self, condition: Condition) -> tuple[str, int]:
+        """The condition that its rows are before they are patched, and the first layer that is computed."""
+        return self._bases.get(condition.name, ("", 1))
+
+    def skipped(self, condition: Condition, source: Source, row: Branches) -> int:
+        """How many tokens of the row, the first ones, need not be computed. It follows from the row and its condition alone."""
         from mless.capture.pairing import first_patched
 
-        beside = self._later.get(self._bases.get(condition.name, ("", 1))[0], [])
         other = self._row_of(source)
-        if condition.name not in beside or other is None:
-            return None
-        before = first_patched(loaded_patches(condition, self._model), row.prompt, other.prompt)
-        count = min(self._at_once, len(beside))
-        return Later(before, count, *divmod(beside.index(condition.name), count)) if before else None
+        if condition.name not in self._skipping or other is None:
+            return 0
+        return first_patched(loaded_patches(condition, self._model), row.prompt, other.prompt)
+
+    def _keys(self, first: int) -> list[Place]:
+        """Keys and values of every layer that is computed and has attention."""
+        from mless.models.seams import attention_layers
+
+        return [("keys-values", layer) for layer in attention_layers(self._model.model) if layer >= first]
 
     @contextmanager
     def patched(
-        self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int, before: int
+        self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int, skipped: int
     ) -> Generator[None]:
         """Inside the block a forward of these rows has their patches. Each comes with its condition and the row that it takes its values from.
-        `before`: so many tokens, the first ones, do not come with it.
+        `skipped`: so many tokens, the first ones, are not computed.
         """
         from mless.capture.patching import places_of
         from mless.capture.starting import starting
@@ -170,22 +160,22 @@ class Recordings:
         by_row = [loaded_patches(condition, model) for condition, _, _ in batch]
         places = [places_of(model.model, patches) for patches in by_row]
         runs = [self._run(source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
-        first = min((self._bases.get(condition.name, ("", 1))[1] for condition, _, _ in batch))
+        first = min(self.base_of(condition)[1] for condition, _, _ in batch)
         with ExitStack() as stack:
-            if first > 1 or before:
+            if first > 1 or skipped:
                 wanted: list[Place] = [("residual", first - 1)] if first > 1 else []
-                wanted += _keys(first, model.layers) if before else []
+                wanted += self._keys(first) if skipped else []
                 own = [
-                    self._run(source._replace(condition=self._bases[condition.name][0]), wanted)
+                    self._run(source._replace(condition=self.base_of(condition)[0]), wanted)
                     for condition, source, _ in batch
                 ]
-                stack.enter_context(starting(model.model, first, own, count, length, before))
+                stack.enter_context(starting(model.model, first, own, count, length, skipped))
             every = list(dict.fromkeys(patch for patches in by_row for patch in patches))
-            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row, before))
+            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row, skipped))
             yield
 
     @contextmanager
-    def noting(self, source: Source, row: Branches) -> Generator[None]:
+    def recording_while_scoring(self, source: Source, row: Branches) -> Generator[None]:
         """Inside the block a forward of this row alone is recorded, where patches take from it; else nothing happens."""
         from mless.capture.patching import recorded
 
@@ -222,11 +212,6 @@ class Recordings:
         with cut_rows(self._model, cuts, list(rows.values())) if cuts else nullcontext():
             found = recorded_rows(self._model, wanted, list(rows.values()), self._scorer, *shape)
         self._kept.update(zip(rows, found, strict=True))
-
-
-def _keys(first: int, layers: int) -> list[Place]:
-    """Keys and values of every layer that is computed."""
-    return [("keys-values", layer) for layer in range(first, layers + 1)]
 
 
 def _tokens(prompts: Sequence[Prompt]) -> tuple[Any, ...]:
