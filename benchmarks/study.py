@@ -46,16 +46,20 @@ def random_folder(shapes: str, tokenizer: Path, where: Path) -> Path:
     """A model with these shapes, random weights in bf16, and another model's tokenizer."""
     from transformers import AutoModelForCausalLM
 
-    if (where / "model.safetensors").exists() or (where / "model.safetensors.index.json").exists():
+    where = where.with_name(f"{where.name}-{tokenizer.name}")
+    if where.exists():
         return where
+    made = where.with_name(f"{where.name}.part")
+    shutil.rmtree(made, ignore_errors=True)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(SHAPES[shapes], dtype=torch.bfloat16)
-    model.save_pretrained(where)
+    model.save_pretrained(made)
     for file in tokenizer.iterdir():
         if file.name.startswith(("tokenizer", "vocab", "merges", "special", "chat_template", "added")):
-            shutil.copy(file, where)
+            shutil.copy(file, made)
+    made.rename(where)  # whole, or not at all
     del model
     torch.cuda.empty_cache()
     return where

@@ -16,6 +16,8 @@ from accelerate import cpu_offload
 from torch import nn
 
 import mless
+from mless.capture.branching import branches
+from mless.capture.scoring import Scorer
 from mless.errors import BadCluster, BadFolder, BadStudy, UnsupportedArchitecture
 from mless.models import load, loading
 from mless.models.placing import Place, is_spread
@@ -72,6 +74,16 @@ def test_answers_are_the_same(tmp_path: Path, tied: bool) -> None:
     folder = save_deep(tmp_path / "answering", tie_word_embeddings=tied)
     spread = in_half(folder, "cpu", "disk", head=True)
     assert answers(spread) == answers(load(str(folder), head=True))
+
+
+def test_texts_are_scored_by_a_head_that_lies_on_disk(tmp_path: Path) -> None:
+    folder = save_deep(tmp_path / "scoring", tie_word_embeddings=False)
+    spread = in_half(folder, "cpu", "disk", head=True)
+    assert spread.model.get_output_embeddings().weight.is_meta
+    rows = [branches(PROMPT, [[5, 6, 7], [8]])]
+    (here,), (there,) = (Scorer(model)(rows) for model in (load(str(folder), head=True), spread))
+    for one, other in zip(here.texts, there.texts, strict=True):
+        assert other == pytest.approx(one, abs=1e-5)
 
 
 def test_weights_in_cpu_memory_that_hooks_bring_in(folder: Path) -> None:

@@ -107,14 +107,32 @@ def test_a_slow_tokenizer_is_refused(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (tmp_path / "vocab.json").write_text(json.dumps({"<unk>": 0, "a</w>": 1}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(folder)
-    with pytest.raises(TokenizerFault, match=r"slow tokenizer.*tokenizer.json: --tokenizer DIR"):
-        mless.load(str(folder), layers=1)
+    slow = CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    slow.save_pretrained(folder)
+    for given in (None, slow):
+        with pytest.raises(TokenizerFault, match=r"slow tokenizer.*tokenizer.json: --tokenizer DIR"):
+            mless.load(str(folder), layers=1, tokenizer=given)
+
+
+def test_a_tokenizer_is_given_by_name_by_path_or_loaded(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "tiny")
+    own = mless.load(str(folder), layers=1).tokenizer
+    for given in (str(folder), folder, own):
+        assert mless.load(str(folder), layers=1, tokenizer=given).tokenizer("a b").input_ids == own("a b").input_ids
+    with pytest.raises(TokenizerFault, match="a name, a folder or a tokenizer of transformers expected, got int"):
+        mless.load(str(folder), layers=1, tokenizer=7)
+    other = save_model(tmp_path / "other", vocab_size=300)
+    with pytest.raises(
+        TokenizerFault, match=r"the tokenizer that was given has \d+ tokens, but the model .* knows 300"
+    ):
+        mless.load(str(other), layers=1, tokenizer=own)
 
 
 def test_another_models_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "tiny", vocab_size=300)
-    with pytest.raises(TokenizerFault, match=r"has \d+ tokens, but the model knows 300: it belongs to another model"):
+    with pytest.raises(
+        TokenizerFault, match=r"has \d+ tokens, but the model .* knows 300: it belongs to another model"
+    ):
         mless.load(str(folder), layers=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,36 @@ from mless.models.quiet import quiet_transformers
 
 
 def load_tokenizer(source: Source, given: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """The model's tokenizer, or `given`: a name, or one that is loaded. Refused when it leaves out the BOS its model was trained with."""
-    tokenizer, name = given, source.name
-    if given is None or isinstance(given, str):
-        name = given or name
-        tokenizer = _read_tokenizer(locate_tokenizer(given) if given else source.tokenizer, name, trust_remote_code)
+    """The model's tokenizer, or `given`: a name, a path, or one that is loaded. Refused when it leaves out the BOS its model was trained with."""
+    if given is None or isinstance(given, str | PathLike):
+        name = source.name if given is None else str(given)
+        folder = source.tokenizer if given is None else locate_tokenizer(name)
+        tokenizer, whose = _read_tokenizer(folder, name, trust_remote_code), f"the tokenizer of {name!r}"
+    else:
+        tokenizer, whose = _loaded(given), "the tokenizer that was given"
     # Added tokens may lie beyond the embedding (Gemma's picture token does); plain ones mean another model's vocabulary.
     rows = getattr(config, "vocab_size", None)
     if rows is not None and tokenizer.vocab_size > rows:
         raise TokenizerFault(
-            f"the tokenizer of {name!r} has {tokenizer.vocab_size} tokens, but the model knows {rows}: it belongs to another model; "
+            f"{whose} has {tokenizer.vocab_size} tokens, but the model {source.name!r} knows {rows}: it belongs to another model; "
             "give the model's own: --tokenizer DIR"
         )
     _check_bos(tokenizer, source, config)
     return tokenizer
+
+
+def _loaded(given: Any) -> Any:
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(given, PreTrainedTokenizerBase):
+        raise TokenizerFault(
+            f"tokenizer: a name, a folder or a tokenizer of transformers expected, got {type(given).__name__}"
+        )
+    try:
+        gate.check_normalizer(given)
+    except ValueError as fault:
+        raise TokenizerFault(f"the tokenizer that was given cannot be used: {fault}") from None
+    return _fast(given, "the model")
 
 
 def open_tokenizer(given: str, *, trust_remote_code: bool = False) -> Any:
@@ -52,9 +69,13 @@ def _read_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> Any:
         raise TokenizerFault(
             f"no tokenizer could be read from {name!r} ({first_line(fault)}); give one with --tokenizer"
         ) from None
+    return _fast(tokenizer, repr(name))
+
+
+def _fast(tokenizer: Any, whose: str) -> Any:
     if not tokenizer.is_fast:
         raise TokenizerFault(
-            f"{name!r} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
+            f"{whose} has a slow tokenizer, which cannot say where its tokens lie in the text; give a folder with a "
             "tokenizer.json: --tokenizer DIR"
         )
     return tokenizer
