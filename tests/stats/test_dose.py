@@ -182,6 +182,13 @@ def test_a_peak_is_not_found_where_there_is_none(shape: str, truth: str) -> None
     assert rate <= 0.03
 
 
+def test_few_items_whose_deviations_can_all_point_one_way_are_not_sure_of_a_peak() -> None:
+    """One sign pattern in 32 gives a t of 9.8 by chance; the observed one is 8."""
+    away = np.array([-1, -1, -1, 1.5, 1.5])
+    items = np.stack([1 + 0.204 * away, np.zeros(5)], axis=1)
+    assert find_peak(items, [1, 2], rng()).p == pytest.approx(1 / 32, rel=0.2)
+
+
 @pytest.mark.parametrize(("shape", "n"), [("normal", 24), ("skewed", 24), ("very skewed", 100)])
 def test_a_flat_curve_is_hardly_ever_said_to_change(shape: str, n: int) -> None:
     """The sign-flip test alone takes skewed items for an effect; the interval's p stands beside it."""

@@ -20,6 +20,8 @@ from mless.stats.shares import holm, larger_p
 _DRAWS = 4_000
 #: Where few items change, many samples hold none of them and so do not vary. A sample counts as having at least this share of all items' variance.
 _LEAST = 0.1
+#: Signs leave the sum of squares as it is, so t is what it would be observed as. This only keeps items that are all alike from a division by 0.
+_NOT_ZERO = 1e-30
 #: Numbers drawn at a time, in arrays of 16 MiB, whatever the number of items.
 _DRAWN_AT_ONCE = 1 << 21
 #: Fewer items than this are not drawn again: too often all that are drawn would be alike.
@@ -205,7 +207,7 @@ def _largest_t(
     drawn: list[Float64[np.ndarray, " draws"]] = []
     for count in _at_a_time(n):
         signs = rng.integers(0, 2, (count, n)) * 2.0 - 1
-        drawn.append(_t_of(signs @ used / n, squares, 1e-30 * squares, n).max(axis=1))
+        drawn.append(_t_of(signs @ used / n, squares, _NOT_ZERO * squares, n).max(axis=1))
     return np.concatenate(drawn)
 
 

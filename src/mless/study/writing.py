@@ -22,8 +22,32 @@ _Made = TypeVar("_Made")
 
 #: More threads than this keep the interpreter's lock from the thread that starts the GPU's kernels (benchmarks/tried.md).
 _MOST_THREADS = 4
-#: For so long a thread may keep it from others that want it; Python's own 5 ms are as long as a layer takes.
+#: For so long a thread may keep the interpreter's lock while others want it; Python's own 5 ms are as long as a layer takes.
 _SWITCH_SECONDS = 0.0005
+
+
+class _Switching:
+    """Python's switch interval is the whole process's: it is short while anything is being written, and then as it was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open, self._usual = 0, 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._open:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(_SWITCH_SECONDS, self._usual))
+            self._open += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                sys.setswitchinterval(self._usual)
+
+
+_SWITCHING = _Switching()
 
 
 class Writing(Generic[_Given, _Made]):
@@ -39,12 +63,11 @@ class Writing(Generic[_Given, _Made]):
         self._waiting: queue.Queue[Future[_Made] | None] = queue.Queue()
         self._room = threading.Semaphore(min(3 * threads, threads + 8))
         self._fault: BaseException | None = None
-        self._switch = sys.getswitchinterval()
         self._writer = threading.Thread(target=self._write, name="mless-writing", daemon=True)
 
     def __enter__(self) -> Writing[_Given, _Made]:
         # The thread that measures waits so long for one of these whenever torch has let go of the interpreter, as it does in every call.
-        sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch))
+        _SWITCHING.begin()
         self._writer.start()
         return self
 
@@ -70,11 +93,13 @@ class Writing(Generic[_Given, _Made]):
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._waiting.put(None)
-        # A second interrupt must not leave a thread behind that goes on writing.
-        while self._writer.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                self._writer.join()
-        self._pool.shutdown()
-        sys.setswitchinterval(self._switch)
+        try:
+            # A second interrupt must not leave a thread behind that goes on writing.
+            while self._writer.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._writer.join()
+            self._pool.shutdown()
+        finally:
+            _SWITCHING.end()
         if self._fault is not None and fault is None:
             raise self._fault
