@@ -70,7 +70,7 @@ def test_every_rung_and_every_change_is_a_mark_with_its_number(tmp_path: Path) -
     assert [axes.get_title() for axes in panels] == ["solution", "contrast", "pass@1"]
     assert names(panels[0]) == [
         "change against none", "positions moved, no filler", "filler there, seen by nobody", "seen by the question only", "seen by the answer only",
-        "seen by all", "seen by all is the sum of", "moving the positions", "filler there, unseen", "the question sees it", "the answer sees it",
+        "seen by all", "seen by all is the sum of", "positions move", "a filler is there, unseen", "the question sees it", "the answer sees it",
         "what does not add up",
     ]  # fmt: skip
     assert panels[2].get_xlabel() == "Δ points"

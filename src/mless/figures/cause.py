@@ -134,7 +134,10 @@ def ladder_of(given: Drawing) -> Picture:
         Line2D([], [], label="a change of the sum, p ≤ 0.05", **_mark(style.VERMILLION)),
         Line2D([], [], label="not shown to differ from 0", **_mark(style.VERMILLION, filled=False)),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, handletextpad=0.2, columnspacing=1.2)
+    # One metric leaves no room for three side by side.
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=3 if across > 1 else 1, handletextpad=0.2, columnspacing=1.2
+    )
     every = [row for panels in found for _, rows in panels for row in rows]
     note = (
         f"{_of_whom(folders, every)} Mean changes with 95 % intervals over items. Filled: p ≤ 0.05 after Holm over the five changes of a metric; "

@@ -14,6 +14,7 @@ from mless.values import FigureSpec
 
 if TYPE_CHECKING:
     from mless.results.reading import StoredStudy
+    from mless.study.bench import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ PAGES: Registry[Page] = Registry(
         "likelihood": "mless.report.likelihood:PAGE",
         "accuracy": "mless.report.answers:PAGE",
         "tune": "mless.report.tuning:PAGE",
+        "cause": "mless.report.cause:PAGE",
     },
     wants="an mless.report.kinds.Page",
     fits=lambda one: isinstance(one, Page),
@@ -47,31 +49,39 @@ PAGES: Registry[Page] = Registry(
 
 
 def page_of(folder: Path) -> Page:
-    """The page of a folder. A measurement without a page of its own gets the verdict, its plain tables and its figures."""
+    """The page of a folder. A measurement without a page of its own gets the verdict, its conditions and its figures."""
     # pyarrow loads here and not at the top: `import mless.report` must stay cheap.
     from mless.results.manifest import measured_in
     from mless.results.reading import read_about
 
     measured = measured_in(read_about(folder))
-    return PAGES.get(measured) if measured in PAGES else _plain_page(measured)
+    return PAGES.get(measured) if measured in PAGES else page_with(measured)
 
 
-def _plain_page(measured: str) -> Page:
-    from mless.results.reading import StoredStudy, read_about
-    from mless.study.kinds import MEASUREMENTS
-
-    kind = MEASUREMENTS.get(measured)
+def page_with(measured: str, parts: Callable[[Path], tuple[StoredStudy, str, dict[str, Any]]] | None = None) -> Page:
+    """A page with the figures and the summary that the measurement names, and these parts."""
 
     def summary(folder: Path) -> dict[str, Any]:
-        return {table: ResultFolder(folder).read_table(table).to_pylist() for table in kind.summed_up}
+        return {table: ResultFolder(folder).read_table(table).to_pylist() for table in _kind(measured).summed_up}
 
     def draw_standard(folder: Path, formats: Sequence[str]) -> list[Path]:
+        from mless.results.reading import StoredStudy, read_about
+
         about = read_about(folder)
         shown = tuple(StoredStudy(folder, about).conditions)
-        names = kind.figures_of(about)
+        names = _kind(measured).figures_of(about)
         return [file for name in names for file in draw(FigureSpec(name, name, (), shown), [folder], formats=formats)]
 
-    def parts(folder: Path) -> tuple[StoredStudy, str, dict[str, Any]]:
-        return StoredStudy(folder, read_about(folder)), "page.html", {}
+    return Page(summary, draw_standard, parts or _plain)
 
-    return Page(summary, draw_standard, parts)
+
+def _kind(measured: str) -> type[Measurement]:
+    from mless.study.kinds import MEASUREMENTS
+
+    return MEASUREMENTS.get(measured)
+
+
+def _plain(folder: Path) -> tuple[StoredStudy, str, dict[str, Any]]:
+    from mless.results.reading import StoredStudy, read_about
+
+    return StoredStudy(folder, read_about(folder)), "page.html", {}

@@ -89,7 +89,7 @@ def _finalize(value: object) -> object:
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}".replace("-", "−")
 
 
 def _p(value: float | None) -> str:

@@ -21,8 +21,8 @@ STEP_WORDS = {
 }
 #: The five changes that add up to the whole effect, by the step that each leads to.
 CHANGE_WORDS = {
-    "positions": "moving the positions",
-    "nobody": "filler there, unseen",
+    "positions": "positions move",
+    "nobody": "a filler is there, unseen",
     "question": "the question sees it",
     "answer": "the answer sees it",
     "interaction": "what does not add up",
@@ -71,6 +71,19 @@ class StoredCause(StoredStudy):
 def shown_at(p_adjusted: float | None) -> bool:
     """Whether it is shown, after Holm's correction."""
     return p_adjusted is not None and p_adjusted <= ALPHA
+
+
+def share_words(row: CauseCell | CauseLink) -> str:
+    """``24 % [12, 38]``, or that no share is known."""
+    if row.share is None:
+        return "no share"
+    if row.share_lo is None or row.share_hi is None:
+        return f"{_percent(row.share)} %"
+    return f"{_percent(row.share)} % [{_percent(row.share_lo)}, {_percent(row.share_hi)}]"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share):d}".replace("-", "−")
 
 
 def place_of(cell: CauseCell) -> str:

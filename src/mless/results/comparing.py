@@ -244,9 +244,7 @@ def _labels(folders: Sequence[StoredStudy]) -> list[str]:
 def _check_fit(folders: Sequence[StoredStudy], row: Readout, wanted: Sequence[str], layer: int | None) -> None:
     first = folders[0]
     for other in folders[1:]:
-        different = list(
-            differences(_asked_by(first, row, wanted, layer), _asked_by(other, row, wanted, layer)).values()
-        )
+        different = list(differences(asked_by(first, row, wanted, layer), asked_by(other, row, wanted, layer)).values())
         if different:
             more = f"; and {len(different) - 4} more" if len(different) > 4 else ""
             raise BadFolder(
@@ -285,7 +283,7 @@ def asked_of(folder: StoredStudy, wanted: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: int | None) -> dict[str, Any]:
+def asked_by(folder: StoredStudy, row: Readout, wanted: Sequence[str], layer: int | None) -> dict[str, Any]:
     """The same, with the settings of what is read out."""
     study = folder.study
     found = asked_of(folder, wanted)
@@ -309,6 +307,8 @@ def _difference(name: str, mine: Any, theirs: Any) -> str:
         return f"items ({len(mine)} and {len(theirs)}{where})"
     if name in _CHECKSUMS:
         return f"{name} of items with the same ids"
+    if name == "layers":
+        mine, theirs = ("all" if one is None else one for one in (mine, theirs))
     return f"{name} ({_short(mine)} and {_short(theirs)})"
 
 
