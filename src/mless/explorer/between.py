@@ -18,10 +18,10 @@ from mless.explorer.folders import Folder, Folders
 from mless.explorer.forest import alike
 from mless.explorer.measures import readout_rows
 from mless.explorer.views import Chosen, View
-from mless.results.comparing import asked_of, differences
+from mless.results.comparing import asked_by, differences
 from mless.results.escaping import visible
 from mless.results.reading import StoredStudy
-from mless.results.readouts import READOUTS, readouts_of
+from mless.results.readouts import READOUTS, Readout, readouts_of
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
@@ -55,7 +55,7 @@ def _between(query: Query) -> dict[str, Any]:
             "label": visible(folder.study.label, keep=""),
         }
         try:
-            one |= {"differs": _differs(first, folder, condition), **_read(folder, readout, condition, metric)}
+            one |= {"differs": _differs(first, folder, row, condition), **_read(folder, readout, condition, metric)}
         except MlessError as fault:
             one["why"] = visible(str(fault), keep="")
         shown.append(one)
@@ -92,12 +92,12 @@ def _compared(study: StoredStudy) -> list[str]:
     return [name for name, one in study.conditions.items() if name != "none" and not one.get("again")]
 
 
-def _differs(first: Folder, other: Folder, condition: str) -> list[str]:
+def _differs(first: Folder, other: Folder, row: Readout, condition: str) -> list[str]:
     """What differs from the first folder's study; what must not differ is refused."""
     if other.number == first.number:
         return []
     other.study.need_conditions([condition])
-    found = differences(asked_of(first.study, [condition]), asked_of(other.study, [condition]))
+    found = differences(*(asked_by(one.study, row, [condition], None) for one in (first, other)))
     if wrong := [words for name, words in found.items() if name in _ALIKE]:
         raise BadFolder(
             f"{other.path} does not fit {first.path}: they differ in {'; '.join(wrong)}; run one study on the same items for each model"

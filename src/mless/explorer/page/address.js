@@ -18,6 +18,7 @@ export function go(view, values, { replace = false } = {}) {
   const hash = addressOf(view, values);
   write();
   if (hash === location.hash) return;
+  placed = false;
   if (replace) {
     history.replaceState(null, "", hash);
     dispatchEvent(new HashChangeEvent("hashchange"));
@@ -31,7 +32,13 @@ export function go(view, values, { replace = false } = {}) {
 const REST_MS = 250;
 let noted = null;
 let timer = null;
+// Whether the view that the address names is on the page. Until it is, the one before still hears keys, and its choices are not noted.
+let placed = false;
+export function arrived() {
+  placed = true;
+}
 export function note(view, values) {
+  if (!placed) return;
   noted = addressOf(view, values);
   clearTimeout(timer);
   timer = setTimeout(write, REST_MS);
@@ -43,4 +50,4 @@ function write() {
 }
 addEventListener("click", write, { capture: true });
 // Another view is shown: what was noted belongs to the one before.
-addEventListener("hashchange", () => { noted = null; });
+addEventListener("hashchange", () => { noted = null; placed = false; });

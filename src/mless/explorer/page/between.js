@@ -81,7 +81,7 @@ async function turned(place, values, tools, pairs) {
     h("p", null, `${found.n} items that both folders have; under ${found.condition} ${found.right} turned right and ${found.wrong} turned wrong. Each head's shift (log λ by item, as ranks) is correlated with that.`),
     h("p", { class: "warning", role: "note" }, h("b", null, "Many tests at once. "), `${found.count} heads were looked at. About ${number(found.chance, 0)} would have p ≤ 0.05 by chance; ${found.small} have. After Holm ${sure ? `${sure} remain${sure === 1 ? "s" : ""}` : "none remains"}. With items in random order the largest |r| is as large as here in ${number(100 * found.largest_p, 1)} % of ${found.permutations.toLocaleString("en")} orders. A correlation is not a cause.`),
     picture(`Correlation of each head's shift with turning right, ${found.condition}`, (width) => grid(width, found), () => [["layer", "head", "r", "p", "p_adjusted"], ...found.rows.map((row) => [row.layer, row.head, row.r, row.p, row.p_adjusted])],
-      { name: "heads-and-turned", caption: "Strong colour: large |r|. Framed: p ≤ 0.05 after Holm.", proof: [pair.heads, "shares", { condition: found.condition, queries: "original" }, `Log λ of each item, against what turned in answers.parquet of ${found.names[1]}.`] }),
+      { name: "heads-and-turned", caption: `Orange: r below 0, where the head loses more, items turn right more. Purple: above 0. The strongest colour is |r| = ${number(Math.max(...found.rows.map((row) => Math.abs(row.r ?? 0))), 2)}. Framed: p ≤ 0.05 after Holm.`, proof: [pair.heads, "shares", { condition: found.condition, queries: "original" }, `Log λ of each item, against what turned in answers.parquet of ${found.names[1]}.`] }),
     table("The ten largest", [["head"], ["r", true], ["p", true], ["p (Holm)", true]], top.map((row) => [
       h("a", { href: addressOf("head", { folder: pair.heads, condition: found.condition, layer: row.layer, head: row.head }) }, `L${row.layer}H${row.head}`), number(row.r, 3, { sign: true }), pValue(row.p), pValue(row.p_adjusted)])));
 }
@@ -104,6 +104,8 @@ export const view = {
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition })),
         !isExport() && readoutChoice,
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric }))));
+    const layers = new Set(fit.map((one) => one.layers.map((row) => row.layer).join()));
+    if (layers.size > 1) place.append(h("p", { class: "warning", role: "note" }, "These folders measured different layers, so their means over layers are not of one thing. Compare them by layer, below."));
     const unit = found.unit ? `${found.words} (${found.unit})` : found.words;
     const rows = fit.map((one, at) => ({ label: names[at], ...one.all, colour: COLOURS[at % COLOURS.length], kind: at, words: `${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`,
       said: [names[at], `${found.words}: ${number(one.all.value, digits, sign)}${around(one.all.lo, one.all.hi, digits, sign)}`, `${one.all.n} items; folder ${one.name}`, one.differs.length ? `differs in ${one.differs.join("; ")}` : null] }));

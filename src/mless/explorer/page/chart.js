@@ -56,6 +56,7 @@ export function ticks([low, high], wanted = 5) {
   const step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= rough) ?? rough;
   const found = [];
   for (let at = Math.ceil(low / step); at * step <= high + step * 1e-9; at += 1) found.push(at * step);
+  if (found.length < 3 && wanted < 10) return ticks([low, high], wanted + 2);
   const digits = Math.max(0, Math.min(8, -Math.floor(Math.log10(step) + 1e-9)));
   return found.map((value) => [value, digits]);
 }
@@ -247,8 +248,8 @@ export function readoutOf(readouts, chosen, changed) {
 // rows: {label, value, lo, hi, kind, colour, said, heading, href, size, thin}; numbers as they are shown. With `over` each row's name stands above its line.
 export function forest(width, rows, { nothing = 0, band = null, unit = "", ratio = false, right = true, sign = !ratio, over = false } = {}) {
   const wanted = columnFor(rows.filter((row) => !row.heading).map((row) => row.label ?? ""), 50, Infinity) + 16;
-  // Where names would take more than a third of a narrow picture, each stands above its line, with its numbers.
-  const above = over || (wanted > width * 0.34 && width <= 640);
+  // In a narrow picture each name stands above its line, with its numbers, which have no room beside it.
+  const above = over || (width <= 640 && (right || wanted > width * 0.34));
   const names = above ? 12 : Math.min(width * 0.34, wanted);
   const words = right && width > 640 ? 210 : 0;
   const line = above ? 42 : 26;

@@ -118,7 +118,7 @@ export const view = {
           ...curve.curves.without.mean.map((_, i) => [curve.first + i, ...Object.values(curve.curves).flatMap((part) => [part.mean[i], part.lo[i], part.hi[i], part.n[i]])])],
       });
       const say = () => {
-        if (cursor === null) return void clear(readout, "Point at the curve, or use ← and →, for numbers.");
+        if (cursor === null) return void clear(readout, "Point at the curve for numbers. Once it is chosen (a click, or Tab), ← and → move along it; elsewhere on the page they lead to the next head.");
         const i = cursor - curve.first;
         clear(readout, h("b", null, `position ${cursor}`), ...Object.entries(curve.curves).map(([role, part]) =>
           ` · ${ROLES[role][0]} ${short(part.mean[i])}${part.lo[i] === null || part.lo[i] === undefined ? "" : ` [${short(part.lo[i])}, ${short(part.hi[i])}]`}`),
@@ -143,7 +143,7 @@ export const view = {
       });
       say();
       tell();
-      curves.append(pic.element, readout, progress);
+      curves.append(pic.element, h("p", { class: "soft small" }, "What a token receives: the mean weight, from 0 to 1, that later tokens give it in this head."), readout, progress);
       ends.push(pic.end);
       if (!curve.complete) {
         // One request at a time, so that no late answer replaces a fuller one.
@@ -193,7 +193,7 @@ export const view = {
       };
       const search = h("input", { type: "search", placeholder: "find an item", "aria-label": "Find an item", oninput: () => { wanted = search.value.toLowerCase(); draw(); } });
       draw();
-      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt. λ: retained share; ε: dilution exponent; uniform: the λ of an even spread")),
+      items.append(h("h2", null, "Items, the most shifted first"), h("div", { class: "choices" }, search, h("span", { class: "soft small" }, "press a heading to sort; an item opens its prompt. λ: retained share; ε: dilution exponent; uniform: the λ of an even spread; natural text: the λ with ordinary text in place of the filler")),
         h("div", { class: "wide" }, h("table", { class: "items" }, h("thead", null, h("tr", null, columns.map(([words, name]) => h("th", { scope: "col", class: name === "item" ? null : "n" },
           name === null ? words : h("button", { type: "button", class: "sort", onclick: () => sortBy(name) }, words))))), body)), note);
     } else {

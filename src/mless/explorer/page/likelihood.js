@@ -64,7 +64,7 @@ function effects(found, metric, values) {
       caption: `Mean change against none, item by item, with its 95 % interval.${band ? ` Grey: ± the margin of ${number(band[1], digits)}.` : ""}${rows.some((row) => row.skewed) ? " †: a few items decide it." : ""} Click a row for its items.`,
     }),
     marks,
-    h("details", null, h("summary", null, "As a table"), table(null, [["condition"], ["none", true], ["with", true], ["Δ", true], ["p", true], ["p (Holm)", true], ["verdict"]],
+    h("details", { open: true }, h("summary", null, "As a table"), table(null, [["condition"], ["none", true], ["with", true], ["Δ", true], ["p", true], ["p (Holm)", true], ["verdict"]],
       rows.map((row) => [row.condition, number(shown(row.none), digits), number(shown(row.value), digits), `${say(row.delta)}${around(shown(row.lo), shown(row.hi), digits, { sign: true })}`, pValue(row.p), pValue(row.p_adjusted),
         row.verdict ? h("span", { class: row.verdict }, row.verdict) : "–"])),
       h("p", { class: "soft small" }, `p: against none.${found.control ? " Holm's p is of the larger of two: against none, and against the A/A control." : ""} It is over the conditions of this metric.`)),

@@ -1,6 +1,6 @@
 // The shell: menu, routing, theme, keys. Views draw into <main>.
 
-import { addressOf, go, readAddress } from "./address.js";
+import { addressOf, arrived, go, readAddress } from "./address.js";
 import { hideTip } from "./chart.js";
 import { clear, h } from "./dom.js";
 import { ask, isExport } from "./source.js";
@@ -100,7 +100,7 @@ function drawMenu(view, values) {
   if (folders.length > 1 && view !== "start") {
     const select = h("select", { "aria-label": "Result folder", onchange: () => go(VIEWS[view]?.inside ?? view, { folder: select.value }) },
       folders.map((one) => h("option", { value: one.number, selected: one.number === Number(values.folder ?? 1) },
-        one.model ? `${one.model} · ${one.task} · ${one.name}` : one.name)));
+        one.model ? `${one.name} · ${one.model} · ${one.task}` : one.name)));
     chooser.append(select);
   }
 }
@@ -160,6 +160,7 @@ async function route(event) {
   }
   leave = end;
   clear(main, place);
+  arrived();
   main.setAttribute("aria-busy", "false");
   // The view is drawn where it can be measured only now.
   place.dispatchEvent(new CustomEvent("placed"));

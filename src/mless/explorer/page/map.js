@@ -110,7 +110,7 @@ export const view = {
               const [cx, cy] = [x + left(where, column), y + TOP + row * where.tall];
               pen.rect(cx, cy, Math.max(1, where.wide - 0.7), where.tall - 0.7, colour);
               const verdict = from.verdict?.[at];
-              if ((verdict === "drops" || verdict === "rises") && where.wide >= 6) {
+              if (verdict === "undecided" && where.wide >= 6) {
                 pen.dot(cx + where.wide / 2 - 0.35, cy + where.tall / 2 - 0.35, Math.min(1.8, where.wide / 6), inkOn(colour));
               }
             });
@@ -129,7 +129,7 @@ export const view = {
         if (!byMass) {
           const [dx, dy] = width > BESIDE ? [LEFT + wide + 38, low + 5] : [LEFT, low + 40];
           pen.dot(dx, dy, 1.8, text);
-          pen.text(dx + 8, dy + 4, "drops or rises, by its interval", { size: 11, fill: soft });
+          pen.text(dx + 8, dy + 4, "undecided, by its interval", { size: 11, fill: soft });
         }
       },
       rows: () => [["condition", "layer", heads ? "head" : "tokens", measure.words, "lo", "hi", "p_adjusted", "verdict"],
@@ -230,10 +230,10 @@ export const view = {
     say();
     place.append(h("h1", null, heads ? "Map of heads" : "Map of activations"),
       h("p", { class: "soft" }, byMass
-        ? "One panel a condition, one cell a head: which share of the original tokens' attention goes there, mean over items. Bluer is more."
+        ? "One panel a condition, one row a layer, one column a head: which share of the original tokens' attention goes there, mean over items. Bluer is more."
         : heads
-          ? "One panel a condition, one cell a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more. Retained share λ: 1 is no change, 0.8 keeps 80 %. Dilution exponent ε: 0 is nothing lost, 1 as much as an even spread loses."
-          : "One panel a condition, one cell a layer and a set of tokens. Orange: less than without filler. Purple: more."),
+          ? "One panel a condition, one row a layer, one column a head; “all” is the whole layer. Orange: the question's tokens receive less with filler than without. Purple: more. Retained share λ: 1 is no change, 0.8 keeps 80 %. Dilution exponent ε: 0 is nothing lost, 1 as much as an even spread loses."
+          : "One panel a condition, one row a layer, one column a set of tokens. Orange: less than without filler. Purple: more."),
       h("div", { class: "choices" }, choices), readout, pic.element);
     place.addEventListener("placed", () => pic.canvas.focus({ preventScroll: true }));
 

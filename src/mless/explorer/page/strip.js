@@ -144,7 +144,7 @@ export const view = {
       const [now, before] = [values.with?.[at] ?? null, values.without?.[at] ?? null];
       clear(readout, h("p", null, h("b", null, h("code", null, tokens[at])), ` · token ${at} · ${found.span_names[found.spans[at]]} · `,
         found.spans[at] === filler ? `filler, receives ${short(now)}` : [`receives ${short(before)} without, ${short(now)} with filler`,
-          ...stripes.map(([words, of]) => ` · ${words} ${fixed(of(at), 3)}`)]));
+          ...stripes.map(([words, of]) => ` · ${words} ${fixed(of(at), 3)}`), at === tokens.length - 1 ? " · no token follows the last one, so it receives nothing" : ""]));
     }
     function move(at, scroll = true) {
       cursor = Math.min(Math.max(at, 0), tokens.length - 1);
@@ -213,8 +213,8 @@ export const view = {
     function drawLegend() {
       const bar = (colour, from, until, left, right) => h("span", { class: "bar" }, h("i", null, left),
         h("span", { class: "ramp" }, Array.from({ length: 24 }, (_, i) => h("b", { style: { background: colour(from + ((until - from) * i) / 23) } }))), h("i", null, right));
-      clear(legend, h("span", null, "text: upper row without filler, lower row with ", bar(amount, 0, 1, "0", `${short(top)} or more`)),
-        h("span", null, "stripes, from the top: ", stripes.map(([words]) => words).join(", "), " ", bar(diverging, -1, 1, "÷ 4 or more", "× 4 or more")));
+      clear(legend, h("span", null, "Text: upper row without filler, lower row with. Colour, what a token receives (mean weight from later tokens): ", bar(amount, 0, 1, "0", `${short(top)} or more`)),
+        h("span", null, `Stripes, from the top: ${stripes.map(([words]) => words).join(", ")}. Colour, times what it receives without filler: `, bar(diverging, -1, 1, "÷ 4 or more", "× 4 or more")));
     }
     drawLegend();
 
@@ -232,7 +232,7 @@ export const view = {
       h("button", { class: "button", type: "button", disabled: found.number <= 1, onclick: () => step(-1) }, "← item"),
       h("span", { class: "soft" }, `${found.number} of ${found.items}`),
       h("button", { class: "button", type: "button", disabled: found.number >= found.items, onclick: () => step(1) }, "item →"),
-      h("button", { class: "button", type: "button", disabled: !losing.length, title: "m: again for the next", onclick: nextLosing }, "loses most"),
+      h("button", { class: "button", type: "button", disabled: !losing.length, title: "To the token of the question that loses most; once more: the next (key m)", onclick: nextLosing }, "to what loses most"),
       proofButton(proof)),
     elsewhere(found.answers.map((one) => ({ words: found.answers.length > 1 ? `Its answer in ${one.name}` : "Its answer", view: "answer", differs: one.differs,
       values: { folder: one.folder, condition: one.condition, item: found.id, layer, head }, request: ["answers/item", { folder: one.folder, condition: one.condition, item: found.id }] }))) ?? "",
