@@ -19,6 +19,10 @@ from jaxtyping import _import_hook, install_import_hook
 from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
 
+#: Modules whose functions torch compiles, for which it cannot follow the scope below.
+_COMPILED = frozenset(("mless.redistribution",))
+
+
 def check_types() -> None:
     """From now on every annotated function of mless that is imported is checked when it is called.
 
@@ -37,7 +41,7 @@ def check_types() -> None:
                 return made
             unknown = _names(made) & {"jaxtyping", *_for_readers(made.__code__.co_filename)}
             # beartype looks at a generator's arguments when it is first asked for a value, which is in another scope.
-            if unknown or isgeneratorfunction(made):
+            if unknown or isgeneratorfunction(made) or made.__module__ in _COMPILED:
                 return by_jaxtyping(typechecker=typechecker)(made)
             return with_one_size_an_axis(beartype(made)) if has_shapes(made) else beartype(made)
 

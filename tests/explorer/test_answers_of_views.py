@@ -299,7 +299,7 @@ def test_folders_of_other_studies_have_a_start(tmp_path: Path) -> None:
     assert [one["state"] for one in found] == ["finished", "finished"]
     assert all("A/A control none-again" in one["control"] for one in found)
     assert "pass@1" in found[0]["control"]
-    assert "solution" in found[1]["control"]
+    assert "no number differs" in found[1]["control"]
     with pytest.raises(NotThere, match="holds no map"):
         answer(Folders(made), "map", {})
 

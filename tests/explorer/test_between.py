@@ -76,6 +76,48 @@ def test_a_head_that_follows_what_turned_is_found(pair: Folders) -> None:
     assert (found["right"], found["wrong"]) == (answers["counts"]["right"], answers["counts"]["wrong"])
 
 
+def test_head_beside_head_is_the_ratio_over_the_items_that_both_have(tmp_path: Path) -> None:
+    items = [f"q{n}" for n in range(24)]
+    one = attention(tmp_path / "one", items)
+    other = attention(tmp_path / "other", items[4:], dict.fromkeys(items, -1.0))
+    folders = Folders([one, other])
+    found = answer(folders, "between/pair", {"folder": "1", "other": "2"})
+    assert (found["n"], found["condition"], len(found["rows"])) == (20, "mless", 12)
+    (moved,) = [row for row in found["rows"] if row["p_adjusted"] <= 0.05 and (row["layer"], row["head"]) == (2, 3)]
+
+    def own(folder: Path) -> dict[str, float]:
+        rows = pq.read_table(folder / "shares.parquet").to_pylist()
+        wanted = {"layer": 2, "head": 3, "condition": "mless", "queries": "original"}
+        return {row["item"]: np.log(row["retained"]) for row in rows if wanted.items() <= row.items()}
+
+    logs = [own(folder) for folder in (one, other)]
+    apart = [logs[1][item] - logs[0][item] for item in items[4:]]
+    assert moved["ratio"] == pytest.approx(np.exp(np.mean(apart)))
+    assert moved["lo"] < moved["ratio"] < moved["hi"] < 1
+    assert moved["first"] == pytest.approx(np.exp(np.mean([logs[0][item] for item in items[4:]])))
+
+
+def test_heads_of_models_with_other_numbers_of_them_have_no_partner(pair: Folders, tmp_path: Path) -> None:
+    items = [f"q{n}" for n in range(12)]
+    folders = Folders(
+        [attention(tmp_path / "one", items), attention(tmp_path / "other", items, model=MODEL | {"heads": 8})]
+    )
+    with pytest.raises(NotThere, match="SmolLM2 has 3 layers of 4 heads, SmolLM2 3 of 8: no head has a partner"):
+        answer(folders, "between/pair", {"folder": "1", "other": "2"})
+    with pytest.raises(NotThere, match="two folders of attention"):
+        answer(pair, "between/pair", {"folder": "1", "other": "2"})
+
+
+def test_layers_that_differ_are_named(tmp_path: Path) -> None:
+    items = [f"q{n}" for n in range(12)]
+    one, other = (attention(tmp_path / name, items) for name in ("one", "other"))
+    about = json.loads((other / "study.json").read_text())
+    about["study"]["layers"] = [1, 2]
+    (other / "study.json").write_text(json.dumps(about))
+    (_, second) = answer(Folders([one, other]), "between", {"readout": "epsilon"})["folders"]
+    assert any("layers (" in words and "[1, 2]" in words for words in second["differs"])
+
+
 def test_pairs_are_offered(pair: Folders) -> None:
     (one,) = answer(pair, "between", {})["turned"]
     assert (one["heads"], one["answers"]) == (1, 2)

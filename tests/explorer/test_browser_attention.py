@@ -6,6 +6,7 @@ import http.server
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_move_in_the_map_with_the_keyboard_and_open_a_head(opened: Opening, addr
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1 >> text=L2H6 under mless")
+
+
+def test_keys_pressed_while_a_head_is_being_opened_do_not_change_its_address(opened: Opening, address: str) -> None:
+    page = opened().go(address + "#map?folder=1")
+    page.route("**/api/head?*", lambda route: (time.sleep(1), route.continue_()))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("h1 >> text=L1H2 under mless")
+    page.wait_for_timeout(400)
+    assert "#head?" in page.url
+    assert "head=2" in page.url
 
 
 def test_click_a_cell_of_the_map(opened: Opening, address: str) -> None:
@@ -266,7 +280,7 @@ def test_from_a_strip_to_its_answer_and_back(opened: Opening, served: Served, tm
         page = opened().go(base + "#strip?folder=1&condition=mless&layer=1&head=2&item=5")
         page.click("text=Its answer")
         page.wait_for_selector("h1 >> text=Item sum-005")
-        page.click("text=What its tokens receive, L1H2")
+        page.click("text=What its tokens receive in L1H2")
         page.wait_for_selector("h1 >> text=sum-005 in L1H2 under mless")
     # What a file does not hold is not offered.
     page.evaluate("() => { location.hash = '#answer?folder=2&condition=mless&item=sum-001'; }")
@@ -521,6 +535,16 @@ def test_an_exported_file_works_from_disk_with_the_network_off(
     page.click(".links >> text=Map")
     page.wait_for_selector("canvas.map")
     page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".readout >> text=Open L1H2")
+    # Heads that are not in the file have no way to open them.
+    held = [page.locator(".readout a").count()]
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        held.append(page.locator(".readout a").count())
+        assert ("This head is not in the file" in page.inner_text(".readout")) == (held[-1] == 0)
+    assert 0 in held
+    for _ in range(4):
+        page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_selector("h1 >> text=L1H2 under mless")
     page.click("a >> text=item-005")

@@ -334,13 +334,27 @@ def test_likelihood_tokens_tell_their_numbers_on_hover_and_focus(opened: Open) -
     tokens = page.locator(".token")
     assert tokens.count() >= 8
     tokens.nth(1).hover()
-    assert re.search(r"token 1: .*\nΔ log p −\d", page.locator(".tip").inner_text())
+    assert re.search(r"token 2 of \d+: .*\nΔ log p −\d", page.locator(".tip").inner_text())
     tokens.first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert "token 2:" in page.locator(".tip").inner_text()
+    assert "token 3 of " in page.locator(".tip").inner_text()
     page.keyboard.press("Escape")
     ready(page, "Likelihood")
+
+
+def test_where_along_the_solution_and_which_tokens_change_most(opened: Open) -> None:
+    page = opened("likelihood?folder=3&condition=mful")
+    page.wait_for_selector("text=Where along the solution, mful")
+    mark = page.locator("section[aria-label='Along the solution'] svg .mark").first
+    mark.hover()
+    assert re.search(r"token 1 of the solution\nΔ log p [+−]0\.\d+ \[", page.locator(".tip").inner_text())
+    page.locator("table.ranked a.into").first.click()
+    ready(page, "Item")
+    most = texts(page.locator("table", has_text="The ten tokens that change most").locator("tbody tr td:last-child"))
+    sizes = [abs(float(one.replace("−", "-"))) for one in most]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) >= 8
 
 
 # ---- live pictures -------------------------------------------------------------------------------------------------------
@@ -409,6 +423,20 @@ def test_folders_side_by_side_and_one_refused(opened: Open) -> None:
     assert "Δ contrast" in page.locator(".tip").inner_text()
     refused = page.locator(".refusal").all_inner_texts()
     assert any("likelihood-c" in text and "does not fit" in text for text in refused)
+
+
+def test_two_folders_heads_stand_beside_each_other(opened: Open, served: Served, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_attention(tmp_path / name, items=12, layers=2, heads=3)
+    page = opened("between?folder=1", at=served([tmp_path / "one", tmp_path / "other"]))
+    page.wait_for_selector(
+        "text=6 heads that both folders measured, over the 12 items that both have. 0 differ after Holm"
+    )
+    mark = page.locator("figure", has_text="Retained share λ of each head").locator("svg .mark").first
+    mark.hover()
+    assert "second over first 1.000 [1.000, 1.000]" in page.locator(".tip").inner_text()
+    page.locator("table", has_text="second / first").locator("tbody a").first.click()
+    ready(page, "under mless")
 
 
 # ---- everywhere ----------------------------------------------------------------------------------------------------------

@@ -44,6 +44,24 @@ def test_items_are_ranked(folders: Folders) -> None:
     assert row["value"] - row["none"] == pytest.approx(row["delta"])
 
 
+def test_along_the_solution_are_the_means_of_the_tokens(folders: Folders) -> None:
+    found = answer(folders, "likelihood/along", {"condition": "mful"})
+    deltas = StoredLikelihood.open(folders[0].path).solution_changes(["mful"])["mful"]
+    assert [(row["first"], row["last"]) for row in found["bins"]][:4] == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    assert found["items"] == len(deltas) > 50
+    for row in found["bins"]:
+        means = [own[row["first"] - 1 : row["last"]].mean() for own in deltas.values() if len(own) >= row["first"]]
+        assert row["n"] == len(means) >= 10
+        assert row["delta"] == pytest.approx(sum(means) / len(means))
+        assert row["lo"] < row["delta"] < row["hi"]
+
+
+def test_without_tokens_there_is_nothing_along_the_solution(tmp_path: Path) -> None:
+    folder = write_likelihood(tmp_path / "folder")
+    (folder / "tokens.parquet").unlink()
+    assert answer(Folders([folder]), "likelihood/along", {})["bins"] == []
+
+
 def test_search_by_id(folders: Folders) -> None:
     assert [row["item"] for row in answer(folders, "likelihood", {"search": "SUM-007"})["rows"]] == ["sum-007"]
 

@@ -17,8 +17,8 @@ from PIL import Image
 from interrupted import table_replaced
 from mless.errors import BadFolder, BadStudy
 from mless.figures import check, draw, style
-from mless.figures.curves import FEWEST
-from mless.figures.likelihood import along_of, bins_of, effects_of
+from mless.figures.likelihood import along_of, effects_of
+from mless.results.along import FEWEST, bins_of
 from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredLikelihood
 from mless.study import load_study, run_study

@@ -413,7 +413,7 @@ def test_a_tokenizer_that_is_loaded_already(tmp_path: Path) -> None:
     own = mless.load(str(folder)).tokenizer
     assert mless.load(str(folder), tokenizer=own).tokenizer is own
     large = open_tokenizer("smollm2")
-    with pytest.raises(TokenizerFault, match=r"has 49\d+ tokens, but the model knows 512"):
+    with pytest.raises(TokenizerFault, match=r"that was given has 49\d+ tokens, but the model .* knows 512"):
         mless.load(str(folder), tokenizer=large)
 
 

@@ -22,6 +22,8 @@ from mless.results.comparing import asked_by, differences
 from mless.results.escaping import visible
 from mless.results.reading import StoredStudy
 from mless.results.readouts import READOUTS, Readout, readouts_of
+from mless.stats import holm
+from mless.stats.intervals import interval_p, mean_intervals
 
 #: Its functions are made when it is imported, so no type checker knows them.
 pc: Any = pyarrow.compute
@@ -245,6 +247,60 @@ def _shifts(folder: Folder, condition: str, items: list[str]) -> tuple[list[tupl
     return [(int(one), int(two)) for one, two in keys], grid
 
 
+# ---- head beside head ----------------------------------------------------------------------------------------------------
+
+
+def _pair(query: Query) -> dict[str, Any]:
+    """Each head's retained share in two folders, and the ratio of the two over the items that both have."""
+    one = query.folder()
+    other: Folder = query.folders[query.whole("other", 1, len(query.folders)) - 1]
+    if any(_measured(folder) != "attention" or not folder.has("shares") for folder in (one, other)):
+        raise NotThere("heads beside heads: two folders of attention with shares.parquet expected")
+    known = [name for name in _compared(one.study) if name in other.study.conditions]
+    if not known:
+        raise NotThere("the two folders have no condition in common that could be compared with none")
+    condition = query.word("condition", known, default="mless" if "mless" in known else known[0])
+    first, second = ([folder.study.model.get(name) for name in ("layers", "heads")] for folder in (one, other))
+    if first != second:
+        raise NotThere(
+            f"{one.study.label} has {first[0]} layers of {first[1]} heads, {other.study.label} {second[0]} of {second[1]}: no head has a partner"
+        )
+    items = [item for item in one.study.items if item in set(other.study.items)]
+    rows = one.kept(
+        ("pair", other.number, other.state(), condition), lambda: _heads_of_both(one, other, condition, items)
+    )
+    names = [visible(folder.name, keep="") for folder in (one, other)]
+    return {"condition": condition, "names": names, "other": other.number, "n": len(items), "rows": rows}
+
+
+def _heads_of_both(one: Folder, other: Folder, condition: str, items: list[str]) -> list[dict[str, Any]]:
+    (mine, first), (theirs, second) = (_shifts(folder, condition, items) for folder in (one, other))
+    places = [place for place in mine if place in set(theirs)]
+    first = first[:, [mine.index(place) for place in places]]
+    second = second[:, [theirs.index(place) for place in places]]
+    apart = second - first  # NaN where either lacks the item
+    both = np.isfinite(apart)
+    found, p = mean_intervals(apart), interval_p(apart)
+    adjusted = holm(p)
+    means = [mean_intervals(np.where(both, side, np.nan)).mean for side in (first, second)]
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "first": math.exp(means[0][at]),
+            "second": math.exp(means[1][at]),
+            "ratio": math.exp(found.mean[at]),
+            "lo": math.exp(found.lo[at]),
+            "hi": math.exp(found.hi[at]),
+            "n": int(found.n[at]),
+            "p": p[at],
+            "p_adjusted": adjusted[at],
+        }
+        for at, (layer, head) in enumerate(places)
+        if found.n[at]
+    ]
+
+
 def _of(folder: Folder) -> bool:
     return bool(readouts_of(folder.measured)) and bool(_compared(folder.study))
 
@@ -262,4 +318,9 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterator[str]:
             yield request_text("between/heads", answers=pair["answers"], condition=condition, heads=pair["heads"])
 
 
-VIEW = View("Between folders", {"between": _between, "between/heads": _heads}, of=_of, exported=_exported)
+VIEW = View(
+    "Between folders",
+    {"between": _between, "between/heads": _heads, "between/pair": _pair},
+    of=_of,
+    exported=_exported,
+)

@@ -11,11 +11,9 @@ from mless.explorer.asking import NotThere, Query, numbers, request_text
 from mless.explorer.folders import Folder, Folders
 from mless.explorer.slices import QUERIES, shares, sums
 from mless.explorer.views import Chosen, View
+from mless.results.along import fewest
 from mless.results.escaping import visible
 from mless.results.wording import random_is_yardstick
-
-#: A mean of fewer items than this is not drawn, as in the figures.
-_FEWEST = 10
 
 
 def asked_head(query: Query) -> tuple[Folder, str, int, int, str]:
@@ -72,7 +70,7 @@ def _curve(query: Query) -> Mapping[str, Any]:
     if random_is_yardstick(condition, study.conditions):
         names["text"] = "random"
     count = len(study.items)
-    fewest = _FEWEST if count >= _FEWEST else max(1, -(-count // 2))
+    least = fewest(count)
     first = int(folder.attention.omit_first)
     curves: dict[str, Any] = {}
     read = []
@@ -84,7 +82,7 @@ def _curve(query: Query) -> Mapping[str, Any]:
         so_far, complete = one.read, one.complete
         found = one.curve(queries, layer, head)
         read.append((so_far, complete))
-        enough = found["n"] >= (fewest if complete else min(fewest, max(2, so_far // 2)))
+        enough = found["n"] >= (least if complete else min(least, max(2, so_far // 2)))
         last = int(np.flatnonzero(enough).max(initial=first)) + 1
         curves[role] = {
             name: numbers(np.where(enough, found[name], np.nan)[first:last]) for name in ("mean", "lo", "hi")

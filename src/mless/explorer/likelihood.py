@@ -15,6 +15,7 @@ from mless.explorer.folders import Folder, Folders
 from mless.explorer.listing import page_of
 from mless.explorer.questions import prompt_of
 from mless.explorer.views import Chosen, View
+from mless.results.along import binned, bins_of
 from mless.results.nats import LIKELIHOOD_METRICS, unit_of_change, weighed
 from mless.results.reading import StoredLikelihood
 
@@ -120,6 +121,33 @@ def _ranked(folder: StoredLikelihood, condition: str, metric: str, query: Query)
         ],
         "limits": None if not len(every) else [float(np.nanmin(every)), float(np.nanmax(every))],
     }
+
+
+def _along(query: Query) -> dict[str, Any]:
+    """Where along the solution one condition changes it: the mean over items in bins of 1, 1, 2, 4, 8 … tokens."""
+    here = query.folder()
+    folder = _stored(here)
+    condition = query.word("condition", _compared(folder), default=_usual(folder))
+    found: dict[str, Any] = {"title": folder.title, "condition": condition, "items": 0, "bins": []}
+    if not here.has("tokens"):
+        return found
+    deltas = here.kept(("along", condition), lambda: folder.solution_changes([condition])[condition])
+    if deltas:
+        mean = binned(deltas)
+        found["items"] = len(deltas)
+        found["bins"] = [
+            {
+                "first": first,
+                "last": last,
+                "delta": mean.mean[at],
+                "lo": mean.lo[at],
+                "hi": mean.hi[at],
+                "n": mean.n[at],
+            }
+            for at, (first, last) in enumerate(bins_of(max(map(len, deltas.values()))))
+            if not np.isnan(mean.mean[at])
+        ]
+    return found
 
 
 def _item(query: Query) -> dict[str, Any]:
@@ -239,6 +267,8 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterator[str]:
         number = folder.number
         yield request_text("likelihood", all=1, folder=number)
         for condition in _compared(stored):
+            if folder.has("tokens"):
+                yield request_text("likelihood/along", condition=condition, folder=number)
             for metric in dict.fromkeys(row.metric for row in stored.effects()):
                 yield request_text("likelihood", all=1, condition=condition, folder=number, metric=metric)
         named = [stored.items[at - 1] for at in chosen.items.get(number, ()) if at <= len(stored.items)]
@@ -249,4 +279,9 @@ def _exported(folders: Folders, chosen: Chosen) -> Iterator[str]:
                 yield request_text("likelihood/item", condition=condition, folder=number, item=item)
 
 
-VIEW = View("Likelihood", {"likelihood": _effects, "likelihood/item": _item}, of=_of, exported=_exported)
+VIEW = View(
+    "Likelihood",
+    {"likelihood": _effects, "likelihood/along": _along, "likelihood/item": _item},
+    of=_of,
+    exported=_exported,
+)

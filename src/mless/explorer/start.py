@@ -19,6 +19,8 @@ from mless.report.facts import words_of
 from mless.results.escaping import visible
 from mless.results.folder import ResultFolder
 from mless.results.growing import stored_units
+from mless.results.nats import unit_of_change
+from mless.results.reading import StoredStudy, read_about
 from mless.results.wording import condition_words
 
 
@@ -82,22 +84,39 @@ def _units_stored(path: Path) -> int:
 
 
 def _control(folder: Folder) -> str | None:
-    """What the A/A control, `none` once more, differs by; None where there is none."""
-    name = folder.study.control
+    """What the A/A control, `none` once more, differs by: of the folder, or of the inner study that its numbers are made from."""
+    inner: Any = folder.about().get("inner") or []
+    found = _control_of(folder.study)
+    for name in [one for one in cast("list[Any]", inner) if isinstance(one, str)] if not found else []:
+        where = folder.path / name
+        if (where / "study.json").is_file():
+            found = _control_of(StoredStudy(where, read_about(where)))
+        if found:
+            return f"{found} (of the inner study {visible(name, keep='')})"
+    return found
+
+
+def _control_of(study: StoredStudy) -> str | None:
+    name = study.control
     if name is None:
         return None
     where = pc.field("condition") == name
-    if folder.has("effects"):
-        rows = folder.table("effects", ["metric", "delta", "lo", "hi"], where).to_pylist()
-        found = [f"{row['metric']} {_by(row['delta'], row['lo'], row['hi'], 4)}" for row in rows]
-    elif folder.has("accuracy"):
-        rows = folder.table("accuracy", ["metric", "delta", "delta_lo", "delta_hi"], where).to_pylist()
+    if (study.path / "effects.parquet").is_file():
+        rows = study.table("effects", ["metric", "delta", "lo", "hi"], where).to_pylist()
+        found = [
+            f"{row['metric']} {_by(row['delta'], row['lo'], row['hi'], 4)} {unit_of_change(row['metric'])}"
+            for row in rows
+        ]
+    elif (study.path / "accuracy.parquet").is_file():
+        rows = study.table("accuracy", ["metric", "delta", "delta_lo", "delta_hi"], where).to_pylist()
         found = [
             f"{row['metric']} {_by(_points(row['delta']), _points(row['delta_lo']), _points(row['delta_hi']), 1)} points"
             for row in rows
         ]
     else:
-        return f"A/A control {visible(name, keep='')}: none once more."
+        return None
+    if rows and not any(value for row in rows for key, value in row.items() if key != "metric"):
+        return f"A/A control {visible(name, keep='')}, none once more: no number differs from none's."
     return f"A/A control {visible(name, keep='')}, none once more, differs from none by: {'; '.join(found) or 'nothing measured'}."
 
 

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
 from mless.figures import style
-from mless.figures.curves import FEWEST, Curve, Measured, measure
+from mless.figures.curves import Curve, Measured, measure
 from mless.figures.panels import ChosenPanel, choose_panels
 from mless.figures.style import BLUE, ORANGE, PAGE_WIDTH, SMALL, VERMILLION, Picture
+from mless.results.along import FEWEST
 from mless.results.figure_kinds import Drawing
 from mless.results.reading import StoredResults
 from mless.values import QuerySet

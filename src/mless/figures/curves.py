@@ -10,12 +10,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mless.errors import BadFolder
+from mless.results.along import fewest
 from mless.results.reading import StoredPrompt, StoredResults
 from mless.stats import band
 from mless.values import QuerySet
-
-#: A mean of fewer items than this is not drawn.
-FEWEST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ class Measured:
 
     @property
     def fewest(self) -> int:
-        """A mean is drawn where at least this many items remain; half of a folder that holds fewer than `FEWEST`."""
-        return FEWEST if len(self.items) >= FEWEST else max(1, -(-len(self.items) // 2))
+        """A mean is drawn where at least this many items remain; half of a folder that holds fewer than usual."""
+        return fewest(len(self.items))
 
     def curve(self, condition: str, layer: int, head: int, *, aligned: bool) -> Curve:
         """The mean with its 95 % band, or the one item's values; `aligned` keeps the original tokens only."""

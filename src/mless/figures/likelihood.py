@@ -18,14 +18,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from mless.errors import BadFolder
 from mless.figures import style
 from mless.figures.accuracy import caption_of, labels_of, legend_columns, looks_of, together, with_control
-from mless.figures.curves import FEWEST
 from mless.figures.style import PAGE_WIDTH, SMALL, Picture
+from mless.results.along import FEWEST, binned, bins_of, fewest
 from mless.results.figure_kinds import Drawing
 from mless.results.nats import LIKELIHOOD_METRICS, signed, size, unit_of_change
 from mless.results.reading import StoredLikelihood
 from mless.results.schemas import Effect
 from mless.results.wording import condition_name, p_value
-from mless.stats import Band, band
 
 #: Metrics with a panel, where they were measured.
 SHOWN = ("solution", "contrast", "answer", "choice", "margin")
@@ -314,49 +313,16 @@ def along_of(given: Drawing) -> Picture:
 def _course(group: Compared, item: str | None) -> Course:
     folder = group.folder
     chosen = None if item is None else folder.item_id(item)
-    read = folder.solutions(["none", *group.names], item=chosen)
-    if not read["none"]:
+    deltas = folder.solution_changes(group.names, item=chosen)
+    if not any(deltas.values()):
         if chosen is not None and folder.solution_length() is not None:
             raise BadFolder(f"{folder.path}: item {chosen!r} has no reference solution; choose another with --item")
         raise BadFolder(
             f"{folder.path}: its items have no reference solutions, so there is nothing along which to draw; name their field with "
             "--solution-field and run the study again, or draw its effects: mless figure effects"
         )
-    deltas = {
-        name: {one: logp - read["none"][one] for one, logp in read[name].items() if one in read["none"]}
-        for name in group.names
-    }
     still = folder.control is not None and not any(one.any() for one in deltas.get(folder.control, {}).values())
     return Course(group, {name: own for name, own in deltas.items() if not (still and name == folder.control)})
-
-
-def bins_of(tokens: int) -> list[tuple[int, int]]:
-    """Positions from 1, each bin twice as long as the one before: (1, 1), (2, 2), (3, 4), (5, 8) …"""
-    found = [(1, 1)]
-    while found[-1][1] < tokens:
-        last = found[-1][1]
-        found.append((last + 1, 2 * last))
-    return found
-
-
-def binned(course: Course, condition: str) -> Band:
-    """The mean over items of their mean Δ in each bin, with its 95 % band; NaN where too few items reach."""
-    bins = bins_of(course.longest)
-    values = np.full((len(course.items), len(bins)), np.nan)
-    for row, item in zip(values, course.items, strict=True):
-        own = course.deltas[condition][item]
-        for at, (first, last) in enumerate(bins):
-            if first <= len(own):
-                row[at] = own[first - 1 : last].mean()
-    found = band(values, 0.95)
-    enough = np.asarray(found.n) >= _fewest(course)
-    mean, lo, hi = (np.where(enough, part, np.nan) for part in (found.mean, found.lo, found.hi))
-    return Band(mean, lo, hi, found.n)
-
-
-def _fewest(course: Course) -> int:
-    """A mean is drawn where so many items remain; half of a folder that holds fewer."""
-    return FEWEST if len(course.items) >= FEWEST else max(1, -(-len(course.items) // 2))
 
 
 def _draw_mean(courses: Sequence[Course]) -> Picture:
@@ -384,8 +350,8 @@ def _draw_mean(courses: Sequence[Course]) -> Picture:
         every[-1].set_xlabel("Token of the reference solution")
     _add_legend(figure, courses, looks, width)
     counts = " / ".join(dict.fromkeys(str(len(course.items)) for course in courses))
-    few = " / ".join(dict.fromkeys(str(_fewest(course)) for course in courses))
-    half = " (half of them)" if any(_fewest(course) < FEWEST for course in courses) else ""
+    few = " / ".join(dict.fromkeys(str(fewest(len(course.items))) for course in courses))
+    half = " (half of them)" if any(fewest(len(course.items)) < FEWEST for course in courses) else ""
     note = caption_of(
         [
             f"{_about([course.group for course in courses])} Mean over n = {counts} items of an item's mean Δ log p in the bin, with its 95 % "
@@ -402,7 +368,7 @@ def _drawn(course: Course) -> int:
     """How many bins have enough items."""
     bins = bins_of(course.longest)
     lengths = np.array([len(own) for own in next(iter(course.deltas.values())).values()])
-    return max(1, sum(int((lengths >= first).sum()) >= _fewest(course) for first, _ in bins))
+    return max(1, sum(int((lengths >= first).sum()) >= fewest(len(course.items)) for first, _ in bins))
 
 
 _ALONG_READING = (
@@ -439,7 +405,7 @@ def _put_bins(axes: Axes, course: Course, looks: Mapping[str, Mapping[str, Any]]
     axes.axhline(0, color="0.25", linewidth=0.6, zorder=1)
     counts = np.zeros(len(bins), int)
     for number, name in enumerate(course.deltas):
-        found = binned(course, name)
+        found = binned(course.deltas[name])
         mean, lo, hi, counts = (np.asarray(part)[start:stop] for part in (found.mean, found.lo, found.hi, found.n))
         # Side by side, so that one condition's marks do not hide another's.
         shift = (number - (len(course.deltas) - 1) / 2) * min(0.12, 0.6 / len(course.deltas))

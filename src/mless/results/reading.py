@@ -429,6 +429,14 @@ class StoredLikelihood(StoredStudy):
             found[row["condition"]][row["item"]] = logp
         return {name: {one: mine[one] for one in self.items if one in mine} for name, mine in found.items()}
 
+    def solution_changes(
+        self, conditions: Sequence[str], *, item: str | None = None
+    ) -> dict[str, dict[str, Float64[np.ndarray, " tokens"]]]:
+        """Condition → item → the change against `none` of each token of its reference solution."""
+        read = self.solutions(["none", *conditions], item=item)
+        none = read["none"]
+        return {name: {one: logp - none[one] for one, logp in read[name].items() if one in none} for name in conditions}
+
     def solution_tokens(self, item: str) -> list[str]:
         """The texts of the tokens of an item's reference solution."""
         where = (pc.field("condition") == "none") & (pc.field("item") == item)

@@ -79,7 +79,7 @@ def test_the_whole_verdict(tmp_path: Path) -> None:
     lines = verdict_lines(write(tmp_path, {"mless": layers, "random": random}))
     assert lines == [
         "m, 24 items of t, raw prompts; retained share λ = attention the question's tokens receive with filler over without; "
-        "ε = log λ / log λ of an even spread: 0 nothing lost, 1 as a head that spreads evenly",
+        "ε, the mean over heads of log λ / log λ of an even spread: 0 nothing lost, 1 as a head that spreads evenly",
         "mless (55 × ' /', before-question): layer 1 drops, 8 of 9 heads: ε 0.66 [0.57, 0.75], retained share 0.73 [0.70, 0.76] "
         "(uniform dilution 0.62; random text 0.81, ε 0.44); layers 2–30 unchanged (λ 1.00, ε 0.00)",
         "random (55 tokens of natural text, before-question): layer 1 drops, 8 of 9 heads: ε 0.44 [0.42, 0.47], "
@@ -234,7 +234,7 @@ def test_later_layers_are_grouped_by_what_they_do(tmp_path: Path) -> None:
     lines = verdict_lines(write(tmp_path, {"mless": layers}))
     assert lines[1].endswith(
         "; layer 2 drops (λ 0.73, ε 0.66); layers 3–4 rise (λ 1.20 to 1.40, ε −0.70 to −0.38); "
-        "layers 5, 7–8 unchanged (λ 0.97 to 1.02, ε −0.04 to 0.06; 2 of 3 move, by less than 4 %); layer 6 undecided (λ 0.97, ε 0.06)"
+        "layers 5, 7–8 unchanged (λ 0.97 to 1.02, ε −0.04 to 0.06; 2 of 3 surely differ from 1, but by less than 4 %); layer 6 undecided (λ 0.97, ε 0.06)"
     )
 
 
@@ -245,7 +245,9 @@ def test_heads_that_move_in_a_layer_that_does_not_are_counted(tmp_path: Path) ->
         if (row["layer"], row["head"]) == (3, 9):
             row["verdict"] = "rises"
     folder.write_table("retained", pa.Table.from_pylist(table))
-    assert verdict_lines(tmp_path)[1].endswith("; layers 2–3 unchanged (λ 1.00, ε 0.00; 1 of 18 heads drop or rise)")
+    assert verdict_lines(tmp_path)[1].endswith(
+        "; layers 2–3 unchanged (λ 1.00, ε 0.00; 1 of their 18 heads drop or rise by themselves)"
+    )
 
 
 def test_without_layer_one_the_claim_is_not_judged(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ function toStrips(found, values) {
   return elsewhere(found.strips.map((one) => {
     const place = values.layer && values.head ? { layer: values.layer, head: values.head } : { layer: one.layer, head: one.head };
     const wanted = { folder: one.folder, condition: one.condition, ...place, item: one.item };
-    return { words: `What its tokens receive, ${headName(place.layer, place.head)}${found.strips.length > 1 ? ` in ${one.name}` : ""}`, view: "strip", values: wanted, request: ["strip", { ...wanted, queries: "original" }], differs: one.differs };
+    return { words: `What its tokens receive in ${headName(place.layer, place.head)}${values.layer && values.head ? "" : ", the head that shifts most"}${found.strips.length > 1 ? ` in ${one.name}` : ""}`, view: "strip", values: wanted, request: ["strip", { ...wanted, queries: "original" }], differs: one.differs };
   }));
 }
 

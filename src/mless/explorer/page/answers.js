@@ -77,8 +77,9 @@ function overview(found, values) {
   ]);
   const cells = () => [["condition", ...kinds, "accuracy", "delta", "delta_lo", "delta_hi", "p", "p_adjusted", "verdict"],
     ...found.overview.map((row) => [row.condition, ...kinds.map((kind) => row[kind]), row.value, row.delta, row.delta_lo, row.delta_hi, row.p, row.p_adjusted, row.verdict])];
-  return h("section", { "aria-label": "By condition" }, tableHead(`What turned against ${found.against}`, "turned", cells, [values.folder ?? 1, "accuracy", { condition: found.condition, split: "all" }, "Counts are of the items of answers.parquet, pair by pair."]),
-    table(null, columns, rows, { class: "overview" }));
+  return h("section", { "aria-label": "By condition" }, tableHead(`Answers that turned, compared with ${found.against}`, "turned", cells, [values.folder ?? 1, "accuracy", { condition: found.condition, split: "all" }, "Counts are of the items of answers.parquet, pair by pair."]),
+    table(null, columns, rows, { class: "overview" }),
+    h("p", { class: "soft small" }, "Stated: the text presents the result as its answer. Guessed: only the last number of the text was taken. A condition may make a model state its answer more often without being right more often: that part of a change is form, and docs/accuracy-statistics.md says how much of Δ it is."));
 }
 
 function filters(found, values) {

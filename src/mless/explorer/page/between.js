@@ -5,6 +5,7 @@ import { around, canvas, COLOURS, digitsFor, extent, forest, label, legend, line
 import { choice, h, svg, table } from "./dom.js";
 import { pValue, pWords } from "./formats.js";
 import { refusals } from "./forest.js";
+import { pairs } from "./pair.js";
 import { ask, isExport } from "./source.js";
 
 function lines(width, folders, found, digits) {
@@ -82,7 +83,7 @@ async function turned(place, values, tools, pairs) {
     h("p", { class: "warning", role: "note" }, h("b", null, "Many tests at once. "), `${found.count} heads were looked at. About ${number(found.chance, 0)} would have p ≤ 0.05 by chance; ${found.small} have. After Holm ${sure ? `${sure} remain${sure === 1 ? "s" : ""}` : "none remains"}. With items in random order the largest |r| is as large as here in ${number(100 * found.largest_p, 1)} % of ${found.permutations.toLocaleString("en")} orders. A correlation is not a cause.`),
     picture(`Correlation of each head's shift with turning right, ${found.condition}`, (width) => grid(width, found), () => [["layer", "head", "r", "p", "p_adjusted"], ...found.rows.map((row) => [row.layer, row.head, row.r, row.p, row.p_adjusted])],
       { name: "heads-and-turned", caption: `Orange: r below 0, where the head loses more, items turn right more. Purple: above 0. The strongest colour is |r| = ${number(Math.max(...found.rows.map((row) => Math.abs(row.r ?? 0))), 2)}. Framed: p ≤ 0.05 after Holm.`, proof: [pair.heads, "shares", { condition: found.condition, queries: "original" }, `Log λ of each item, against what turned in answers.parquet of ${found.names[1]}.`] }),
-    table("The ten largest", [["head"], ["r", true], ["p", true], ["p (Holm)", true]], top.map((row) => [
+    table("The ten largest, by |r|", [["head"], ["r", true], ["p", true], ["p (Holm)", true]], top.map((row) => [
       h("a", { href: addressOf("head", { folder: pair.heads, condition: found.condition, layer: row.layer, head: row.head }) }, `L${row.layer}H${row.head}`), number(row.r, 3, { sign: true }), pValue(row.p), pValue(row.p_adjusted)])));
 }
 
@@ -100,7 +101,7 @@ export const view = {
     const sign = { sign: found.nothing === 0 };
     place.append(h("h1", null, "Between folders"),
       h("p", { class: "soft" }, found.folders.length > 1 ? `${found.folders.length} folders measured ${found.measured}. They are put beside each other if their items and questions are the same; what else differs is named.`
-        : `Only one of the given folders measured ${found.measured}. Give mless show several folders to put them side by side.`, meaning ? ` ${meaning}` : ""),
+        : `Only one of the given folders measured ${found.measured}. Choose another folder above, or give mless show several that measured the same.`, meaning ? ` ${meaning}` : ""),
       h("div", { class: "choices" }, choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition })),
         !isExport() && readoutChoice,
         !isExport() && found.metrics.length > 1 && choice("Metric", found.metrics.map((name) => [name, name]), found.metric, (metric) => set({ metric }))));
@@ -118,6 +119,8 @@ export const view = {
         picture(`${found.words} by layer, ${found.condition}`, (width) => lines(width, deep, found, digits), () => [["folder", "label", "layer", "n", "value", "lo", "hi"], ...deep.flatMap((one) => one.layers.map((row) => [one.name, one.label, row.layer, row.n, row.value, row.lo, row.hi]))],
           { name: "between-layers", legend: marks, caption: "Means over heads with 95 % intervals over items." }));
     }
+    const own = fit.find((one) => one.number === Number(values.folder ?? 1)) ?? fit[0];
+    if (found.measured === "attention" && fit.length > 1 && !isExport()) await pairs(place, own, fit.filter((one) => one !== own), found.condition, values);
     const other = fit.filter((one) => one.differs.length);
     if (other.length) place.append(h("h2", null, "What else differs"), h("ul", null, other.map((one) => h("li", null, h("b", null, one.name), `: ${one.differs.join("; ")}`))));
     place.append(refusals(found.folders.filter((one) => one.why)) ?? "");

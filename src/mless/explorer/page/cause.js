@@ -47,7 +47,7 @@ export const ladder = {
       legend([{ kind: "diamond", colour: "ink", words: "change against none" }, { kind: "circle", colour: "c2", words: "filled: p ≤ 0.05 after Holm over the five" }, { kind: "circle", colour: "c2", hollow: true, words: "hollow: not" }]),
       picture(`Who sees the filler: Δ ${metric.name}`, (width) => forest(width, rows, { unit: `Δ ${metric.name}, ${metric.unit}`, over: width < 560 }), csvOf(names, steps),
         { name: `ladder-${metric.name}`, proof: [folder, "ladder", { metric: metric.name }], caption: "95 % intervals over items. A hidden filler's weight goes to the other tokens, so hiding it is a change too." }),
-      h("h2", null, "Every change in words"),
+      h("h2", null, "As a table"),
       table(null, [["change"], ["against"], ["Δ", true], ["p", true], ["p (Holm)", true], ["items", true]], [...found.rungs.map(([step, words]) => [rung(step), words]), ...found.changes.slice(1).map(([step, words]) => [part(step), words])].filter(([row]) => row).map(([row, words]) => [words,
         row.against ?? "–", change(row.delta, row.lo, row.hi, digits), pValue(row.p), pValue(row.p_adjusted), row.n])));
   },
@@ -194,7 +194,7 @@ export const causes = {
     const sure = own.filter((cell) => cell.sure).toSorted((a, b) => Math.abs(b.effect) - Math.abs(a.effect));
     const blank = own.filter((cell) => cell.share === null);
     put(place, h("h1", null, `Causes: ${found.title}`),
-      h("p", { class: "soft" }, "One cell a layer and a part. Put in: the run without filler takes the part's value from the run with it; the share of the effect that this gives. Taken out: the other way round; the share that is lost. Purple: the filler's way. Orange: the other way."),
+      h("p", { class: "soft" }, "One column a layer (numbers above), one row a part. Put in: the run without filler takes the part's value from the run with it; the share of the effect that this gives. Taken out: the other way round; the share that is lost. Purple: the filler's way. Orange: the other way."),
       chosen,
       blank.length === own.length ? h("p", { class: "warning", role: "note" }, `No share is known: the whole effect is ${change(own[0].whole, own[0].whole_lo, own[0].whole_hi, digits)} ${metric.unit}. Its interval holds 0.`) : null,
       picture(`Share of the filler's effect by layer and part: ${metric.name}`, (width) => drawMap(width, found, cells, limit, said, state, choose), csvOf(names, own),
@@ -243,7 +243,7 @@ export const chain = {
         : h("p", { class: "warning", role: "note" }, blank),
       words["mlp-activation"] ? null : h("p", { class: "soft" }, "This model's MLP activation cannot be patched, so “elsewhere” holds it too."),
       arm ? h("p", { class: "soft" }, `ARM is beside the chain, to compare.${arm.moved !== null && moved !== null ? ` Layer 1's activations move by ${short(moved)} (root mean square) with the filler, by ${short(arm.moved)} with ARM.` : ""}${arm.note ? ` ${arm.note}.` : ""}`) : null,
-      tableHead("Every link in words", `chain-table-${metric.name}`, csvOf(names, own), [folder, "chain", { metric: metric.name }]),
+      tableHead("As a table", `chain-table-${metric.name}`, csvOf(names, own), [folder, "chain", { metric: metric.name }]),
       table(null, [["link"], ["direction"], ["share", true], [`effect, ${metric.unit}`, true], ["p", true], ["items", true]], found.links.flatMap(([link, name]) => own.filter((row) => row.link === link).map((row) => [name, found.directions[row.direction], share(row), change(row.effect, row.lo, row.hi, digits), pValue(row.p), row.n]))));
   },
 };

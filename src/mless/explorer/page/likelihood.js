@@ -1,6 +1,7 @@
 // A likelihood study: effects of every condition on a metric, and items ranked by their change.
 
 import { addressOf, go } from "./address.js";
+import { along } from "./along.js";
 import { everyRow, pager } from "./answers.js";
 import { around, digitsFor, forest, legend, metricOf, number, picture, plural, tableHead, VERDICT_SHAPE } from "./chart.js";
 import { choice, h, put, table } from "./dom.js";
@@ -109,7 +110,7 @@ export const view = {
       h("p", { class: "soft" }, `Log-probabilities of ${found.scored}, against none. Nothing is generated.`),
       h("div", { class: "choices" }, metricChoice,
         choice("Condition", found.conditions.map((name) => [name, name]), found.condition, (condition) => set({ condition, metric: found.metric }))),
-      effects(found, metric, values), ranked(found, metric, values), pager("likelihood", values, found));
+      effects(found, metric, values), found.solutions && along(values.folder ?? 1, found.condition), ranked(found, metric, values), pager("likelihood", values, found));
     const onKey = (event) => {
       if (event.key !== "/" || event.target.closest?.("input, select, textarea, dialog")) return;
       place.querySelector("#search").focus();

@@ -6,7 +6,7 @@ import { fixed, headName, interval, pWords, short } from "./formats.js";
 import { picture } from "./picture.js";
 import { proofButton, showProof } from "./proof.js";
 import { amount, diverging, ink, inkOn } from "./scales.js";
-import { ask, isExport } from "./source.js";
+import { ask, holds, isExport } from "./source.js";
 
 const TOP = 40;
 const LEFT = 34;
@@ -142,7 +142,9 @@ export const view = {
 
     const here = () => ({ one: parts()[cursor.panel], from: part(cursor.panel, cursor.column), at: index(cursor.row, cursor.column),
       layer: found.layers[cursor.row], column: columns[cursor.column] });
-    const opens = () => heads && here().column !== 0 && here().one.name !== "none" && found.curves !== undefined;
+    // A file holds the heads that shift most.
+    const held = () => holds("head", { folder, condition: here().one.name, layer: here().layer, head: here().column, queries: found.queries });
+    const opens = () => heads && here().column !== 0 && here().one.name !== "none" && found.curves !== undefined && held();
     const headAddress = () => ["head", { folder, condition: here().one.name, layer: here().layer, head: here().column, queries: state.queries }];
 
     function words() {
@@ -172,7 +174,8 @@ export const view = {
     };
     function say() {
       clear(readout, h("p", null, words()), h("p", { class: "links" },
-        opens() ? h("a", { class: "button", href: addressOf(...headAddress()) }, `Open ${headName(here().layer, here().column)}`) : null, proofButton(proof)));
+        opens() ? h("a", { class: "button", href: addressOf(...headAddress()) }, `Open ${headName(here().layer, here().column)}`) : null,
+        isExport() && heads && here().column !== 0 && !held() ? h("span", { class: "soft small" }, "This head is not in the file; it holds those that shift most.") : null, proofButton(proof)));
     }
     function move(panel, row, column) {
       Object.assign(cursor, { panel, row, column });

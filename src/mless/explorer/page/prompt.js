@@ -2,7 +2,7 @@
 
 import { addressOf } from "./address.js";
 import { h } from "./dom.js";
-import { holds } from "./source.js";
+import { holds, isExport } from "./source.js";
 
 const SHORT = 300;
 
@@ -17,7 +17,7 @@ export function systemText(prompt, words = "System text") {
 // Buttons to the same item in other views. `entries` have `words`, a view with its `values`, the request that it needs, and what differs there.
 export function elsewhere(entries) {
   const there = entries.filter(({ request }) => holds(...request));
-  if (!there.length) return null;
+  if (!there.length) return entries.length && isExport() ? h("p", { class: "soft small" }, `Not in this file: ${entries.map(({ words }) => words).join(", ")}.`) : null;
   return h("p", { class: "links beside" }, there.map(({ words, view, values, differs }) => [h("a", { class: "button", href: addressOf(view, values) }, words),
     differs.length ? h("span", { class: "soft small" }, `with another prompt: ${differs.join("; ")}`) : null]));
 }

@@ -23,7 +23,7 @@ function strip(found, limit) {
   const box = h("div", { class: "solution", role: "group", "aria-label": "The solution's tokens, coloured by Δ log p. Arrows walk over them." });
   for (const token of found.tokens) {
     const one = h("span", { class: "token", style: { backgroundColor: colour(token.delta, limit) } }, visible(token.text));
-    told(one, [`token ${token.position}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
+    told(one, [`token ${token.position + 1} of ${found.tokens.length}: ${JSON.stringify(token.text)}`, `Δ log p ${number(token.delta, digits, { sign: true })}`, `log p ${number(token.none, digits)} without, ${number(token.value, digits)} with`,
       `p ${number(Math.exp(token.none), 3)} → ${number(Math.exp(token.value), 3)}`, token.kl === null ? null : `KL ${number(token.kl, 4)}, entropy ${number(token.entropy, 2)}`]);
     box.append(one);
     if (token.text.includes("\n")) box.append(h("br"));
@@ -41,6 +41,13 @@ function strip(found, limit) {
     event.preventDefault();
   });
   return box;
+}
+
+// The tokens that change most, in words: colours end at a size that several may pass.
+function largest(found) {
+  const top = found.tokens.toSorted((a, b) => Math.abs(b.delta) - Math.abs(a.delta)).slice(0, 10);
+  return table("The ten tokens that change most", [["token"], ["text"], ["log p without", true], ["with", true], ["Δ nats", true]],
+    top.map((one) => [one.position + 1, h("code", null, visible(one.text)), number(one.none, 3), number(one.value, 3), number(one.delta, 3, { sign: true })]));
 }
 
 function scale(limit) {
@@ -65,8 +72,8 @@ export const view = {
     place.append(systemText(found.prompt) ?? "");
     if (found.tokens.length) {
       place.append(h("section", { "aria-label": "Solution" }, tableHead("Δ along the solution", "solution-tokens", () => [["position", "text", "logp_none", "logp", "delta", "entropy", "kl"], ...found.tokens.map((one) => [one.position, one.text, one.none, one.value, one.delta, one.entropy, one.kl])],
-        [values.folder ?? 1, "tokens", { condition: found.condition, item: found.item }]), h("p", { class: "soft" }, `${plural(found.tokens.length, "token")}, together ${number(sum, 3, { sign: true })} nats under ${found.condition}. Hover a token, or walk with the arrows.`),
-        scale(limit), strip(found, limit), found.left_out ? h("p", { class: "soft" }, `${plural(found.left_out, "further token")} in tokens.parquet.`) : null));
+        [values.folder ?? 1, "tokens", { condition: found.condition, item: found.item }]), h("p", { class: "soft" }, `${plural(found.tokens.length, "token")}, together ${number(sum, 3, { sign: true })} nats under ${found.condition}. Hover a token, or walk with the arrows. Tokens are counted from 1.`),
+        scale(limit), strip(found, limit), largest(found), found.left_out ? h("p", { class: "soft" }, `${plural(found.left_out, "further token")} in tokens.parquet.`) : null));
     } else if (found.solutions) {
       place.append(h("h2", null, "Δ along the solution"), h("p", { class: "empty" }, found.scores.some((row) => row.metric === "solution")
         ? "Tokens of the solution are not stored in this folder: tokens.parquet was left out." : "This item has no reference solution."));

@@ -30,7 +30,7 @@ def attention_lines(path: Path) -> list[str]:
         f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}, {about['prompt']} prompts; "
         "retained share λ = attention the question's tokens receive with filler over without"
         + (
-            "; ε = log λ / log λ of an even spread: 0 nothing lost, 1 as a head that spreads evenly"
+            "; ε, the mean over heads of log λ / log λ of an even spread: 0 nothing lost, 1 as a head that spreads evenly"
             if has_epsilon
             else ""
         )
@@ -63,7 +63,9 @@ def _sentence(rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> st
             if verdict == "unchanged":
                 heads = [row for row in rows if row["layer"] in numbers and row["head"] > 0]
                 moved = sum(row["verdict"] in ("drops", "rises") for row in heads)
-                sizes += _small_moves(named) + (f"; {moved} of {len(heads)} heads drop or rise" if moved else "")
+                sizes += _small_moves(named) + (
+                    f"; {moved} of their {len(heads)} heads drop or rise by themselves" if moved else ""
+                )
             parts.append(where + (f" ({sizes})" if sizes else ""))
     return "; ".join(parts)
 
@@ -100,7 +102,9 @@ def _small_moves(rows: list[dict[str, Any]]) -> str:
         return ""
     most = max(abs(row["retained"] - 1) for row in moved)
     # rounded first: 0.03 × 100 is a little more than 3
-    return f"; {len(moved)} of {len(rows)} move, by less than {math.floor(round(100 * most, 6)) + 1} %"
+    return (
+        f"; {len(moved)} of {len(rows)} surely differ from 1, but by less than {math.floor(round(100 * most, 6)) + 1} %"
+    )
 
 
 def _layer_in_full(row: dict[str, Any], rows: list[dict[str, Any]], yardstick: list[dict[str, Any]]) -> str:
