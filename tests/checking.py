@@ -18,7 +18,6 @@ from beartype import beartype
 from jaxtyping import _import_hook, install_import_hook
 from jaxtyping._storage import pop_shape_memo, push_shape_memo
 
-
 #: Modules whose functions torch compiles, for which it cannot follow the scope below.
 _COMPILED = frozenset(("mless.redistribution",))
 

@@ -132,7 +132,15 @@ def test_what_is_no_curve_is_refused(changes: np.ndarray, doses: tuple[int, ...]
 
 
 @pytest.mark.parametrize(
-    ("shape", "n"), [("normal", 24), ("normal", 100), ("skewed", 24), ("skewed", 60), ("skewed", 100), ("heavy", 24)]
+    ("shape", "n"),
+    [
+        ("normal", 24),
+        pytest.param("normal", 100, marks=pytest.mark.slow),
+        ("skewed", 24),
+        pytest.param("skewed", 60, marks=pytest.mark.slow),
+        pytest.param("skewed", 100, marks=pytest.mark.slow),
+        pytest.param("heavy", 24, marks=pytest.mark.slow),
+    ],
 )
 def test_the_band_covers_all_doses_at_once(shape: str, n: int) -> None:
     draw, again, covered, alone, sets = rng(n + 1), rng(1), 0, 0, 600
@@ -149,7 +157,14 @@ def test_the_band_covers_all_doses_at_once(shape: str, n: int) -> None:
     assert alone / sets < covered / sets - 0.02
 
 
-@pytest.mark.parametrize(("shape", "alike"), [("skewed", 0.3), ("skewed", 0.95), ("very skewed", 0.7)])
+@pytest.mark.parametrize(
+    ("shape", "alike"),
+    [
+        pytest.param("skewed", 0.3, marks=pytest.mark.slow),
+        pytest.param("skewed", 0.95, marks=pytest.mark.slow),
+        ("very skewed", 0.7),
+    ],
+)
 def test_the_band_covers_24_skewed_items_however_doses_move_together(shape: str, alike: float) -> None:
     draw, again, covered, sets = rng(24), rng(1), 0, 600
     for _ in range(sets):
@@ -189,7 +204,14 @@ def test_few_items_whose_deviations_can_all_point_one_way_are_not_sure_of_a_peak
     assert find_peak(items, [1, 2], rng()).p == pytest.approx(1 / 32, rel=0.2)
 
 
-@pytest.mark.parametrize(("shape", "n"), [("normal", 24), ("skewed", 24), ("very skewed", 100)])
+@pytest.mark.parametrize(
+    ("shape", "n"),
+    [
+        pytest.param("normal", 24, marks=pytest.mark.slow),
+        ("skewed", 24),
+        pytest.param("very skewed", 100, marks=pytest.mark.slow),
+    ],
+)
 def test_a_flat_curve_is_hardly_ever_said_to_change(shape: str, n: int) -> None:
     """The sign-flip test alone takes skewed items for an effect; the interval's p stands beside it."""
     draw, sets, said, flipped = rng(9), 150, 0, 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -356,4 +356,5 @@ def _is_plain(head: nn.Module) -> bool:
 def _few_through(head: nn.Linear, states: Float[Tensor, "1 states width"]) -> Float[Tensor, "1 states vocabulary"]:
     """The head's product the other way round. MKL copies what comes second into another layout first, and the head is a thousand times as large."""
     found = (head.weight @ states[0].T).T[None]
-    return found if head.bias is None else found + head.bias
+    bias = cast("Tensor | None", head.bias)
+    return found if bias is None else found + bias

@@ -99,7 +99,7 @@ def test_of_the_published_chain_nothing_is_left(folder: Path) -> None:
         assert share["elsewhere", way] == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("skewed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_where_nothing_is_planted_nothing_is_claimed(skewed: bool) -> None:
     """Simulated: of 80 studies without any cause one in twenty may name a cell. More than 9 come by chance once in a hundred times."""
     rng = np.random.default_rng(4)
