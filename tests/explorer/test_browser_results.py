@@ -456,7 +456,7 @@ def test_keyboard_only_from_the_start_to_a_diff(opened: Open) -> None:
 
 def test_marks_are_walked_by_arrows(opened: Open) -> None:
     page = opened("likelihood?folder=3")
-    page.locator("svg .mark[tabindex='0']").focus()
+    page.locator("svg .mark[tabindex='0']").first.focus()
     first = page.locator(".tip .first").inner_text()
     page.keyboard.press("ArrowDown")
     assert page.locator(".tip .first").inner_text() != first
