@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+#: Opens a view in a page; starts an explorer over folders and gives its address.
+Open = Callable[..., Any]
+Served = Callable[..., str]
 
 
 def until(page: Any, script: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mless
-from browsing import until
+from browsing import Served, until
 from mless.explorer import exporting
 from mless.results.folder import ResultFolder
 from mless.results.reading import StoredActivations
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.browser
 HEAD = "#head?folder=1&condition=mless&layer=1&head=2"
 STRIP = "#strip?folder=1&condition=mless&layer=1&head=2&item=5"
 Opening = Callable[..., Any]
-Served = Callable[..., str]
 
 
 def test_open_and_read_the_verdict(opened: Opening, address: str) -> None:

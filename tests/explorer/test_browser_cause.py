@@ -5,21 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mless
-from browsing import until
+from browsing import Open, until
 from cause_folders import write_cause
 from mless.results.caused import StoredCause
 from stored_attention import EVIL
 from synthetic import write_answers
 
 pytestmark = pytest.mark.browser
-Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from browsing import until
+from browsing import Open, Served, until
 from dose_folders import write_dose
 from mless.explorer.folders import Folders
 from mless.explorer.views import answer
@@ -30,8 +30,6 @@ pytestmark = pytest.mark.browser
 
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>"
 OTHER = {"name": "qwen", "label": "Qwen2.5-0.5B", "fingerprint": "ab" * 16, "layers": 24, "heads": 14}
-Open = Callable[..., Any]
-Served = Callable[..., str]
 
 
 @pytest.fixture(scope="module")

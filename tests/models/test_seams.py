@@ -6,12 +6,13 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_models import LAYERS, save_model
 from torch import nn
 
 import mless
-from mless.models.seams import attention_modules
+from mless.models.seams import attention_modules, replaced_forward
 
 
 def test_a_module_that_was_replaced_is_found(tmp_path: Path) -> None:
@@ -53,3 +54,17 @@ def test_what_is_returned_may_be_changed(tmp_path: Path) -> None:
     assert len(attention_modules(model)) == LAYERS
     with torch.inference_mode():
         assert model(input_ids=torch.tensor([[1, 2, 3]])).last_hidden_state.shape[1] == 3
+
+
+def test_a_forward_is_as_before_even_after_an_error() -> None:
+    def broken(given: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("inside")
+
+    plain, own = nn.Linear(2, 2), nn.Linear(2, 2)
+    own.forward = lambda given: given + 1
+    for module in (plain, own):
+        before = vars(module).get("forward")
+        with pytest.raises(RuntimeError, match="inside"), replaced_forward(module, broken):
+            module(torch.ones(2))
+        assert vars(module).get("forward") is before
+    assert (own(torch.ones(2)) == 2).all()

@@ -28,6 +28,8 @@ from mless.stats import (
     sign_flip,
     smallest_p,
 )
+from mless.stats.intervals import interval_p
+from mless.stats.shares import larger_p
 
 checked = settings(deadline=None, derandomize=True, max_examples=100)
 p_values = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), max_size=12).map(np.array).map(np.float64)
@@ -640,3 +642,15 @@ def test_importing_loads_no_scipy():
     code = "import sys, mless.stats; print([m for m in sys.modules if m.split('.')[0] in ('scipy', 'torch')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_larger_of_two_ps_is_the_sign_flip_tests_or_the_intervals() -> None:
+    """Skewed items: flips take them for an effect, and the interval does not. Items of one sign: the other way round."""
+    skewed = rng(0).lognormal(0, 1, (24, 40)) - math.exp(0.5)
+    alike = np.abs(rng(1).normal(3, 0.01, (8, 1)))
+    for values in (skewed, alike):
+        found = larger_p(values, rng(2), flips=2000)
+        flips, interval = sign_flip(values, rng(2), flips=2000).p, interval_p(values)
+        assert (found == np.maximum(flips, interval)).all()
+    assert (interval_p(skewed) > sign_flip(skewed, rng(2), flips=2000).p).any()
+    assert interval_p(alike)[0] < larger_p(alike, rng(2))[0] == 2 / 2**8

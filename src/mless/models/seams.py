@@ -113,7 +113,8 @@ def _parts(module: nn.Module) -> tuple[nn.Module | None, ...]:
 def _search(model: nn.Module) -> tuple[dict[int, nn.Module], _Held]:
     layers_of = family_of(getattr(getattr(model, "config", None), "model_type", "")).layers
     if layers_of is not None:
-        return layers_of(model), _on_the_way(model, layers_of(model).values())
+        there = layers_of(model)
+        return there, _on_the_way(model, there.values())
     found: dict[int, nn.Module] = {}
     places = [
         (path, module)
