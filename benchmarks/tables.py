@@ -152,6 +152,8 @@ def aims() -> str:
         [row["ratio"] for row in _kept("h200-cause")],
         ".2f",
     )
+    here = [row["ratio"] for row in _kept("x86-cause")]
+    at_most("CPU (one core, x86), the same with the embedded model", 1.5, here, ".2f")
     for rows, tokens in ((8, 512), (1, 8192)):
         cut = [row["ratio"] for row in _kept("h200-cutting") if (row["rows"], row["tokens"]) == (rows, tokens)]
         at_most(f"H200, forward with a cut over one without, {rows} × {tokens:,} tokens, three cuts", 1.1, cut, ".2f")
@@ -416,8 +418,9 @@ def likelihood() -> str:
 
 
 def cause() -> str:
-    """Every recorded run."""
+    """Every recorded run, on each machine."""
     names = (
+        "machine",
         "run",
         "items",
         "plain forward, ms",
@@ -428,11 +431,12 @@ def cause() -> str:
         "**ratio**",
     )
     made = []
-    for row in sorted(_kept("h200-cause"), key=lambda row: row["run"]):
-        plain = min(ms for name, ms in row.items() if re.fullmatch(r"plain_\d+_ms", name))
-        items = int(re.findall(r"[0-9]+", row["what"])[0])
-        timed = (row[name] for name in ("measure_s", "finish_s", "after_loading_s", "ratio"))
-        made.append((row["run"], items, plain, f"{row['forwards']:,}", *timed))
+    for machine in ("h200", "x86"):
+        for row in sorted(_kept(f"{machine}-cause"), key=lambda row: row["run"]):
+            plain = min(ms for name, ms in row.items() if re.fullmatch(r"plain_\d+_ms", name))
+            items = int(re.findall(r"[0-9]+", row["what"])[0])
+            timed = (row[name] for name in ("measure_s", "finish_s", "after_loading_s", "ratio"))
+            made.append((machine, row["run"], items, plain, f"{row['forwards']:,}", *timed))
     return _table(names, made)
 
 

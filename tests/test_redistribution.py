@@ -624,6 +624,7 @@ def test_a_model_compiled_beneath_before_attaching(fresh, backend):
     torch.testing.assert_close(logits_of(fresh), plain)
 
 
+@pytest.mark.slow
 def test_a_model_compiled_while_attached(fresh):
     plain = logits_of(fresh)
     with arm(fresh, c=0.3):

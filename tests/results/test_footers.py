@@ -76,6 +76,7 @@ def test_every_kind_of_column_and_index_is_moved() -> None:
             np.testing.assert_array_equal(found["number"].to_numpy(), table["number"].to_numpy())
 
 
+@pytest.mark.slow
 def test_more_row_groups_than_sixteen_bits_number() -> None:
     file = written(pa.table({"n": [1]}))
     content = one_after_the_other([file] * 32_800)
