@@ -113,7 +113,7 @@ function rowsOf(found, values) {
   const to = (row) => addressOf("answer", { ...values, condition: found.condition, item: row.item });
   const asked = found.rows.some((row) => row.question);
   const body = found.rows.map((row) => h("tr", { class: row.turned },
-    h("th", { scope: "row" }, h("a", { href: to(row), class: "into" }, row.item), h("span", { class: "soft small" }, ` ${count(row.number)}`)),
+    h("th", { scope: "row" }, h("a", { href: to(row), class: "into" }, row.item), h("span", { class: "soft small", title: "its place in the study" }, ` no. ${count(row.number)}`)),
     asked && h("td", { class: "question" }, row.question ?? ""), h("td", { "data-name": "reference" }, row.reference ?? "–"),
     h("td", { "data-name": found.own ? found.against : found.other_title }, sideCell(row.before)), h("td", { "data-name": found.own ? found.condition : found.title }, sideCell(row.after)), h("td", null, badge(row.turned))));
   const first = found.own ? found.against : `${found.other_title}, ${found.against}`;
