@@ -41,7 +41,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_tiny(
     model: Path, data: Path, out: Path, sets: Sequence[str] = (), progress: Heard | None = None, **changes: Any
 ) -> Outcome:
-    chosen = {"model": str(model), "data": str(data), "length": 7, "system": "Answer in \\boxed{}.", **changes}
+    chosen = {"model": str(model), "data": str(data), "length": 7, "system": "Answer in \\boxed{}.", "dtype": "float32"}
+    chosen |= changes
     return run_study(load_study("cause", chosen, ["likelihood.others=3", *sets]), out, progress or Heard())
 
 

@@ -58,6 +58,7 @@ def run(tiny: Path, task: Path, out: Path, **changes: Any) -> Heard:
         "length": 7,
         "system": "Answer in \\boxed{}.",
         "condition": DECLARED,
+        "dtype": "float32",
     }
     heard = Heard()
     run_study(load_study("likelihood", chosen | changes, ["likelihood.others=4", "likelihood.again=false"]), out, heard)
