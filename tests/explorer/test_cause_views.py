@@ -17,7 +17,7 @@ from mless.explorer.server import page_files
 from mless.explorer.views import VIEWS, Chosen, answer, view, views_of
 from mless.results.cause_rows import LINKS, STEPS
 from mless.results.caused import StoredCause, shown_at
-from synthetic import write_answers
+from synthetic import write_answers, write_likelihood
 
 NAMES = ("ladder", "causes", "chain")
 
@@ -130,3 +130,15 @@ def test_every_name_that_a_module_of_the_page_imports_is_there() -> None:
     ]
     assert missing == []
     assert "go" in given["address.js"]
+
+
+def test_the_card_says_what_the_inner_studys_control_differs_by_and_opens_nothing_elsewhere(tmp_path: Path) -> None:
+    path = write_cause(tmp_path / "cause", layers=2)
+    write_likelihood(path / "likelihood")
+    (card,) = answer(Folders([path]), "start", {})["folders"]
+    assert card["control"].endswith("no number differs from none's. (of the inner study likelihood)")
+    (path / "likelihood").rename(tmp_path / "elsewhere")
+    (path / "likelihood").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (card,) = answer(Folders([path]), "start", {})["folders"]
+    assert card["state"] == "finished"
+    assert card["control"] is None

@@ -265,7 +265,10 @@ def _pair(query: Query) -> dict[str, Any]:
         raise NotThere(
             f"{one.study.label} has {first[0]} layers of {first[1]} heads, {other.study.label} {second[0]} of {second[1]}: no head has a partner"
         )
-    items = [item for item in one.study.items if item in set(other.study.items)]
+    if wrong := [words for name, words in unlike_prompts(one.study, other.study, condition).items() if name in _ALIKE]:
+        raise NotThere(f"the two folders do not fit: they differ in {'; '.join(wrong)}")
+    there = set(other.study.items)
+    items = [item for item in one.study.items if item in there]
     rows = one.kept(
         ("pair", other.number, other.state(), condition), lambda: _heads_of_both(one, other, condition, items)
     )
@@ -275,7 +278,7 @@ def _pair(query: Query) -> dict[str, Any]:
 
 def _heads_of_both(one: Folder, other: Folder, condition: str, items: list[str]) -> list[dict[str, Any]]:
     (mine, first), (theirs, second) = (_shifts(folder, condition, items) for folder in (one, other))
-    places = [place for place in mine if place in set(theirs)]
+    places = sorted(set(mine) & set(theirs))
     first = first[:, [mine.index(place) for place in places]]
     second = second[:, [theirs.index(place) for place in places]]
     apart = second - first  # NaN where either lacks the item
@@ -283,15 +286,18 @@ def _heads_of_both(one: Folder, other: Folder, condition: str, items: list[str])
     found, p = mean_intervals(apart), interval_p(apart)
     adjusted = holm(p)
     means = [mean_intervals(np.where(both, side, np.nan)).mean for side in (first, second)]
+    with np.errstate(over="ignore"):
+        shown = {
+            name: np.exp(logs)
+            for name, logs in zip(
+                ("first", "second", "ratio", "lo", "hi"), (*means, found.mean, found.lo, found.hi), strict=True
+            )
+        }
     return [
         {
             "layer": layer,
             "head": head,
-            "first": math.exp(means[0][at]),
-            "second": math.exp(means[1][at]),
-            "ratio": math.exp(found.mean[at]),
-            "lo": math.exp(found.lo[at]),
-            "hi": math.exp(found.hi[at]),
+            **{name: values[at] for name, values in shown.items()},
             "n": int(found.n[at]),
             "p": p[at],
             "p_adjusted": adjusted[at],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from jaxtyping import Float64
 
 from mless.explorer.asking import NotThere, Query, request_text
 from mless.explorer.folders import Folder, Folders
@@ -131,23 +132,19 @@ def _along(query: Query) -> dict[str, Any]:
     found: dict[str, Any] = {"title": folder.title, "condition": condition, "items": 0, "bins": []}
     if not here.has("tokens"):
         return found
-    deltas = here.kept(("along", condition), lambda: folder.solution_changes([condition])[condition])
-    if deltas:
-        mean = binned(deltas)
-        found["items"] = len(deltas)
-        found["bins"] = [
-            {
-                "first": first,
-                "last": last,
-                "delta": mean.mean[at],
-                "lo": mean.lo[at],
-                "hi": mean.hi[at],
-                "n": mean.n[at],
-            }
-            for at, (first, last) in enumerate(bins_of(max(map(len, deltas.values()))))
-            if not np.isnan(mean.mean[at])
-        ]
-    return found
+    return found | here.kept(("along", condition), lambda: _bins(folder.solution_changes([condition])[condition]))
+
+
+def _bins(deltas: Mapping[str, Float64[np.ndarray, " _"]]) -> dict[str, Any]:
+    if not deltas:
+        return {}
+    mean, places = binned(deltas), bins_of(max(map(len, deltas.values())))
+    bins = [
+        {"first": first, "last": last, "delta": mean.mean[at], "lo": mean.lo[at], "hi": mean.hi[at], "n": mean.n[at]}
+        for at, (first, last) in enumerate(places)
+        if not np.isnan(mean.mean[at])
+    ]
+    return {"items": len(deltas), "bins": bins}
 
 
 def _item(query: Query) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from mless.results.nats import unit_of_change
 from mless.results.reading import StoredStudy, read_about
 from mless.results.wording import condition_words
 
+#: Inner studies whose items a composed study's numbers are made from.
+_INNER = ("likelihood", "accuracy")
+
 
 def _start(query: Query) -> Mapping[str, Any]:
     return {"mless": __version__, "folders": [_shown(folder) for folder in query.folders]}
@@ -85,15 +88,20 @@ def _units_stored(path: Path) -> int:
 
 def _control(folder: Folder) -> str | None:
     """What the A/A control, `none` once more, differs by: of the folder, or of the inner study that its numbers are made from."""
-    inner: Any = folder.about().get("inner") or []
-    found = _control_of(folder.study)
-    for name in [one for one in cast("list[Any]", inner) if isinstance(one, str)] if not found else []:
+    if found := _control_of(folder.study):
+        return found
+    # Looked for by what mless itself calls them: a name in a file may lead anywhere.
+    for name in _INNER:
         where = folder.path / name
-        if (where / "study.json").is_file():
+        if where.is_symlink() or not (where / "study.json").is_file():
+            continue
+        try:
             found = _control_of(StoredStudy(where, read_about(where)))
+        except MlessError:  # `mless verify` says what is wrong with it
+            continue
         if found:
-            return f"{found} (of the inner study {visible(name, keep='')})"
-    return found
+            return f"{found} (of the inner study {name})"
+    return None
 
 
 def _control_of(study: StoredStudy) -> str | None:
