@@ -29,6 +29,10 @@ from mless.models.seams import replaced_forward
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
+#: Bytes of logits at once on a CPU. What is larger is taken from the system and given back each time, which costs more than filling it.
+_BLOCK_BYTES = 30 << 20
+#: Bytes of logits that are kept to compare with.
+_KEPT_BYTES = 256 << 20
 #: Up to so many states a float32 head is 1.4 to 2 times as quick the other way round, on a CPU (benchmarks/tried.md).
 _FEW = 48
 
@@ -85,8 +89,8 @@ class Scorer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._decoder: nn.Module = model.model.get_decoder()
-        #: The states that the last row was compared with, the first one's place, and their logits.
-        self._kept: tuple[Tensor | None, int, Tensor] | None = None
+        #: The states that the last row was compared with, and logits of them by the first one's place.
+        self._kept: tuple[Tensor | None, dict[int, Tensor]] = None, {}
         #: What the decoder returns.
         self._kind: type[Any] = BaseModelOutputWithPast
 
@@ -116,7 +120,7 @@ class Scorer:
 
     def forget(self) -> None:
         """Let go of the logits that were kept to compare with."""
-        self._kept = None
+        self._kept = None, {}
 
     def forward(self, rows: Sequence[Branches], *, count: int | None = None, length: int | None = None) -> None:
         """The same forward without a head, for what others read in it."""
@@ -182,11 +186,12 @@ class Scorer:
         state = np.concatenate([place[one.origin] for one in asked])
         token = np.concatenate([row.predicted for row in rows])
         order = np.argsort(state, kind="stable")
-        bounds = np.searchsorted(state[order], range(0, len(at) + HEAD_BLOCK, HEAD_BLOCK))
+        block_of = self._block_of(wanted)
+        bounds = np.searchsorted(state[order], range(0, len(at) + block_of, block_of))
         of_state, of_token = (sent(torch.from_numpy(one[order]), flat.device) for one in (state, token))
         logp: list[Tensor] = []
         along: list[Tensor] = []
-        for number, (first, block) in enumerate(self._blocks(wanted)):
+        for number, (first, block) in enumerate(self._blocks(wanted, block_of)):
             here = slice(bounds[number], bounds[number + 1])
             theirs = None
             if partners is not None and first < firsts:
@@ -206,9 +211,18 @@ class Scorer:
         parts = wanted[:firsts].split([len(one.first) for one in asked])
         return [Scores(forward, number, states) for number, states in enumerate(parts)]
 
-    def _blocks(self, states: Float[Tensor, "states width"]) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
-        for first in range(0, len(states), HEAD_BLOCK):
-            yield first, self._filled(states[first : first + HEAD_BLOCK], HEAD_BLOCK)
+    def _block_of(self, states: Float[Tensor, "states width"]) -> int:
+        """How many states go through the head at once."""
+        if not states.is_cpu:
+            return HEAD_BLOCK
+        vocabulary = self._model.model.get_output_embeddings().weight.shape[0]
+        return min(HEAD_BLOCK, max(1, _BLOCK_BYTES // (4 * vocabulary)))
+
+    def _blocks(
+        self, states: Float[Tensor, "states width"], block_of: int
+    ) -> Iterator[tuple[int, Float[Tensor, "block width"]]]:
+        for first in range(0, len(states), block_of):
+            yield first, self._filled(states[first : first + block_of], block_of)
 
     def _filled(self, states: Float[Tensor, "some width"], count: int) -> Float[Tensor, "block width"]:
         """On a GPU so many states: products of another size may have other bits, and their number depends on the neighbours."""
@@ -223,9 +237,15 @@ class Scorer:
         if not states.is_cpu:
             return self._logits(self._filled(states, count))
         (one,) = against
-        if self._kept is None or self._kept[0] is not one or self._kept[1] != first:
-            self._kept = one, first, self._logits(states)
-        return self._kept[2]
+        if self._kept[0] is not one:
+            self._kept = one, {}
+        kept = self._kept[1]
+        if first in kept:
+            return kept[first]
+        logits = self._logits(states).contiguous()
+        if logits.nbytes + sum(other.nbytes for other in kept.values()) <= _KEPT_BYTES:
+            kept[first] = logits
+        return logits
 
     def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
