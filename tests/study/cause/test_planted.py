@@ -118,3 +118,15 @@ def test_where_nothing_is_planted_nothing_is_claimed(skewed: bool) -> None:
         made = tables_of_changes({"solution": noise}, runs, {"model": "m", "task": "t"}, seed=0)
         claims += int((pl.DataFrame(made["cause"])["p_adjusted"] <= 0.05).any())
     assert claims <= 9
+
+
+@pytest.mark.parametrize(("size", "claimed"), [(2e-6, False), (1e-3, True)])
+def test_rounding_is_no_cause_however_often_it_has_one_sign(size: float, claimed: bool) -> None:
+    places = cells(FILLER, range(1, 3), ("attention-output",), (), ("all",))
+    runs = Runs(FILLER, {}, places, {})
+    columns = {one.name: at for at, one in enumerate(runs.conditions())}
+    changes = np.zeros((24, len(columns)))
+    changes[:, columns[places[0].condition.name]] = size * np.random.default_rng(1).uniform(0.5, 1, 24)
+    made = pl.DataFrame(tables_of_changes({"solution": changes}, runs, {"model": "m", "task": "t"}, seed=0)["cause"])
+    assert (made["p_adjusted"] <= 0.05).to_list() == [claimed] + [False] * (len(places) - 1)
+    assert made["effect"][0] == pytest.approx(changes[:, columns[places[0].condition.name]].mean())

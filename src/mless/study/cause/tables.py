@@ -17,6 +17,9 @@ from mless.stats.shares import holm, larger_p
 from mless.study.cause.cells import Runs
 from mless.study.composing import Changes
 
+#: Where no item changes by more, in nats, nothing is claimed: log-probabilities of the same tokens agree no further.
+_ROUNDING = 1e-4
+
 Row = dict[str, Any]
 Column = Float64[np.ndarray, " items"]
 
@@ -55,10 +58,13 @@ def tables_of_changes(
 
 
 def _tested(columns: Sequence[Column], rng: np.random.Generator, flips: int, names: Sequence[str]) -> list[Row]:
-    """Mean, interval and p of each column of items. Both the sign-flip test and the interval have to reject: items may be skewed."""
+    """Mean, interval and p of each column of items. Both the sign-flip test and the interval have to reject: items may be skewed. p of a column of
+    rounding is 1.
+    """
     values = np.stack(columns, axis=1)
     found = mean_intervals(values)
     p = larger_p(values, rng, flips=flips, names=names)
+    p = np.where((np.abs(values) > _ROUNDING).any(axis=0), p, 1.0)
     return [
         {"n": int(found.n[at]), "mean": float(found.mean[at]), "lo": float(found.lo[at]), "hi": float(found.hi[at])}
         | {"skewed": bool(found.skewed[at]), "p": float(p[at])}
