@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -50,6 +51,8 @@ def main() -> None:
     layers = loaded.layers
     del loaded
     torch.cuda.empty_cache()
+    kept = Path(os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache").expanduser()
+    compiles = torch.cuda.is_available() and not (kept.is_dir() and any(kept.iterdir()))
     spec = load_study("cause", chosen, asked.sets)
     assert spec.cause is not None
     out, steps = work / "out", Steps()
@@ -78,6 +81,7 @@ def main() -> None:
         "after_loading_s": round(after, 2),
         "ratio": round(after / (forwards * min(plain.values())), 2),
         "memory_gb": round(memory.more / 1e9, 2),
+        "compiles": compiles,  # a machine's first study compiles its kernels; they are kept for later ones
     }
     print(json.dumps(row))
     if asked.json:

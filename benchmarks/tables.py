@@ -146,12 +146,11 @@ def aims() -> str:
     at_most("CPU (2 cores, aarch64), likelihood study over its plain forwards", 1.5, here, ".2f")
     eight = [row["ratio"] for row in _kept("h200host-likelihood")]
     at_most("CPU (8 cores, x86), the same with 100 items", 1.5, eight, ".2f")
-    at_most(
-        "H200, cause study over layers × 3 × 2 + 2 plain forwards an item",
-        1.5,
-        [row["ratio"] for row in _kept("h200-cause")],
-        ".2f",
-    )
+    causes = _kept("h200-cause")
+    later = [row["ratio"] for row in causes if row.get("compiles") is False]
+    at_most("H200, cause study over layers × 3 × 2 + 2 plain forwards an item", 1.5, later, ".2f")
+    first = [row["ratio"] for row in causes if row.get("compiles") is not False]
+    at_most("the same where it compiles its kernels (runs 1 to 4: not noted)", 1.5, first, ".2f")
     here = [row["ratio"] for row in _kept("x86-cause")]
     at_most("CPU (one core, x86), the same with the embedded model", 1.5, here, ".2f")
     for rows, tokens in ((8, 512), (1, 8192)):
@@ -429,6 +428,7 @@ def cause() -> str:
         "finishing",
         "**after loading**",
         "**ratio**",
+        "compiles",
     )
     made = []
     for machine in ("h200", "x86"):
@@ -436,7 +436,8 @@ def cause() -> str:
             plain = min(ms for name, ms in row.items() if re.fullmatch(r"plain_\d+_ms", name))
             items = int(re.findall(r"[0-9]+", row["what"])[0])
             timed = (row[name] for name in ("measure_s", "finish_s", "after_loading_s", "ratio"))
-            made.append((machine, row["run"], items, plain, f"{row['forwards']:,}", *timed))
+            compiles = {True: "its kernels", False: "–"}.get(row.get("compiles"), "not noted")
+            made.append((machine, row["run"], items, plain, f"{row['forwards']:,}", *timed, compiles))
     return _table(names, made)
 
 
