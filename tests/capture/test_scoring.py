@@ -143,3 +143,30 @@ def test_few_states_have_the_numbers_of_the_heads_own_product(bias: bool, monkey
     found.append(Scorer(model)([branches(PROMPT, TEXTS)])[0])
     for one, other in zip(found[0].texts, found[1].texts, strict=True):
         check_equal(one, other)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_the_head_in_several_pieces_says_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few logits fit into memory, and whether those of the row to compare with are kept or not."""
+    model = tiny("llama", head=True)
+    other = replace(PROMPT, token_ids=(*PROMPT.token_ids[:-1], 40))
+
+    def found() -> list[scoring.Numbers]:
+        scorer = Scorer(model)
+        (first,) = scorer([branches(PROMPT, TEXTS)])
+        rows = [scorer([branches(prompt, TEXTS)], [first.states])[0] for prompt in (other, PROMPT, other)]
+        return [one.numbers for one in rows]
+
+    whole = found()
+    monkeypatch.setattr(scoring, "_BLOCK_BYTES", 3 * 4 * len(model.model.lm_head.weight))
+    monkeypatch.setattr(scoring, "_KEPT_BYTES", kept)
+    pieces = found()
+    for one, wanted in zip(pieces, whole, strict=True):
+        for mine, known in zip(
+            (*one.texts, one.entropy, one.kl), (*wanted.texts, wanted.entropy, wanted.kl), strict=True
+        ):
+            assert np.abs(mine - known).max() <= 1e-5
+        assert (one.agree == wanted.agree).all()
+    assert (pieces[0].kl > 0).any()
+    assert np.array_equal(pieces[0].kl, pieces[2].kl)
+    assert not pieces[1].kl.any()
