@@ -13,7 +13,7 @@ from mless.capture import scoring
 from mless.capture.branching import branches
 from mless.capture.scoring import Scorer
 from mless.errors import BadAttention, BadStudy
-from mless.models import LoadedModel
+from mless.models import LoadedModel, widening
 from mless.values import Prompt
 from tiny import FAMILIES, prompt_of, tiny
 
@@ -150,17 +150,26 @@ def test_the_head_in_several_pieces_says_the_same(kept: int, monkeypatch: pytest
     """However few logits fit into memory, and whether those of the row to compare with are kept or not."""
     model = tiny("llama", head=True)
     other = replace(PROMPT, token_ids=(*PROMPT.token_ids[:-1], 40))
+    head = model.model.get_output_embeddings()
+    calls: list[int] = []
+    head.register_forward_hook(lambda *given: calls.append(given[-1].shape[-2]))
 
     def found() -> list[scoring.Numbers]:
         scorer = Scorer(model)
         (first,) = scorer([branches(PROMPT, TEXTS)])
+        calls.clear()
         rows = [scorer([branches(prompt, TEXTS)], [first.states])[0] for prompt in (other, PROMPT, other)]
         return [one.numbers for one in rows]
 
     whole = found()
-    monkeypatch.setattr(scoring, "_BLOCK_BYTES", 3 * 4 * len(model.model.lm_head.weight))
+    states = calls[-1]
+    assert calls == [len(TEXTS[0]), states, states, states]
+    monkeypatch.setattr(scoring, "_BLOCK_BYTES", 3 * 4 * len(head.weight))
     monkeypatch.setattr(scoring, "_KEPT_BYTES", kept)
     pieces = found()
+    blocks, compared = -(-states // 3), len(TEXTS[0]) // 3
+    assert max(calls) == 3
+    assert len(calls) == 3 * blocks + compared * (1 if kept else 3)
     for one, wanted in zip(pieces, whole, strict=True):
         for mine, known in zip(
             (*one.texts, one.entropy, one.kl), (*wanted.texts, wanted.entropy, wanted.kl), strict=True
@@ -170,3 +179,20 @@ def test_the_head_in_several_pieces_says_the_same(kept: int, monkeypatch: pytest
     assert (pieces[0].kl > 0).any()
     assert np.array_equal(pieces[0].kl, pieces[2].kl)
     assert not pieces[1].kl.any()
+
+
+def test_a_head_that_is_widened_on_the_way_runs_once_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not once for each piece of its logits, nor the other way round: it would be widened each time."""
+    model = tiny("llama", head=True)
+    monkeypatch.setattr(widening, "_SMALL", 0)
+    widening.keep_narrow(model.model.to(torch.bfloat16))
+    head = model.model.get_output_embeddings()
+    (known,) = Scorer(model)([branches(PROMPT, TEXTS)])
+    calls: list[int] = []
+    head.register_forward_hook(lambda *given: calls.append(given[-1].shape[-2]))
+    monkeypatch.setattr(scoring, "_few_through", None)
+    monkeypatch.setattr(scoring, "_BLOCK_BYTES", 3 * 4 * len(head.weight))
+    (found,) = Scorer(model)([branches(PROMPT, TEXTS)])
+    assert len(calls) == 1
+    for one, other in zip(found.texts, known.texts, strict=True):
+        assert np.array_equal(one, other)

@@ -59,16 +59,38 @@ def expected(kind: str) -> tuple[Tensor, Tensor]:
     return ours.logsumexp(-1), torch.stack([entropy, kl, (p.argmax(-1) == q.argmax(-1)).double()])
 
 
+WAYS = (kernels.described, distributions._without_kernel)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_by_torch(kind):
-    logp, curves = kernels.described(logits_of(kind), logits_of(kind, 1), ROW, TOKEN)
+def test_by_torch(kind, way):
+    logp, curves = way(logits_of(kind), logits_of(kind, 1), ROW, TOKEN)
     whole, known = expected(kind)
     torch.testing.assert_close(logp.double(), logits_of(kind).double()[ROW, TOKEN] - whole[ROW], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(curves.double(), known, rtol=1e-5, atol=1e-5)
-    _, same = kernels.described(logits_of(kind), logits_of(kind)[:2], ROW, TOKEN)
+    _, same = way(logits_of(kind), logits_of(kind)[:2], ROW, TOKEN)
     assert same[1].tolist() == [0.0] * ROWS
     assert same[2].tolist() == [1.0] * ROWS
-    assert kernels.described(logits_of(kind), None, ROW, TOKEN)[1][1:].isnan().all()
+    assert way(logits_of(kind), None, ROW, TOKEN)[1][1:].isnan().all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_by_torch_a_token_that_one_row_never_draws(way):
+    ours, theirs = logits_of("floats"), logits_of("floats")
+    ours[1, 5] = theirs[2, 5] = -torch.inf
+    _, curves = way(ours, theirs, ROW, TOKEN)
+    assert curves[1].isinf().tolist() == [False, True, False, False]
+    assert curves[1][2] > 0
+    assert curves[0].isfinite().all()
+
+
+def test_by_torch_a_row_against_itself_is_0_in_a_vocabulary_that_threads_share():
+    ours = torch.randn(7, 49_152, generator=torch.Generator().manual_seed(0)) * 4
+    for count in range(1, 8):
+        _, curves = kernels.described(ours, ours[:count].clone(), ROW, TOKEN)
+        assert not curves[1].any(), count
+        assert curves[2].all()
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

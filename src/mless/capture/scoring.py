@@ -26,13 +26,14 @@ from mless.capture.seam import Call, attending
 from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.models.seams import replaced_forward
+from mless.models.widening import Narrow
 
 #: States that go through the head at once, on a GPU; always so many, so that a row's bits do not depend on its neighbours.
 HEAD_BLOCK = 512
-#: Bytes of logits at once on a CPU. What is larger is taken from the system and given back each time, which costs more than filling it.
+#: Bytes of logits at once on a CPU. From 32 MB on, glibc takes memory from the system and gives it back each time: a sixth of a study's time.
 _BLOCK_BYTES = 30 << 20
-#: Bytes of logits that are kept to compare with.
-_KEPT_BYTES = 256 << 20
+#: Bytes of logits that are kept to compare with: those of 400 states with the largest vocabularies.
+_KEPT_BYTES = 400 << 20
 #: Up to so many states a float32 head is 1.4 to 2 times as quick the other way round, on a CPU (benchmarks/tried.md).
 _FEW = 48
 
@@ -213,10 +214,11 @@ class Scorer:
 
     def _block_of(self, states: Float[Tensor, "states width"]) -> int:
         """How many states go through the head at once."""
-        if not states.is_cpu:
+        head = self._model.model.get_output_embeddings()
+        # Other heads are widened, or fetched from elsewhere, once for each block.
+        if not states.is_cpu or not _is_plain(head):
             return HEAD_BLOCK
-        vocabulary = self._model.model.get_output_embeddings().weight.shape[0]
-        return min(HEAD_BLOCK, max(1, _BLOCK_BYTES // (4 * vocabulary)))
+        return min(HEAD_BLOCK, max(1, _BLOCK_BYTES // (4 * len(head.weight))))
 
     def _blocks(
         self, states: Float[Tensor, "states width"], block_of: int
@@ -367,6 +369,7 @@ def _is_plain(head: nn.Module) -> bool:
     """A float32 product and nothing around it: accelerate's hooks bring weights that lie elsewhere, and narrower ones are widened on the way."""
     return (
         type(head) is nn.Linear
+        and not isinstance(head.weight, Narrow)
         and head.weight.dtype == torch.float32
         and head.weight.is_cpu
         and "forward" not in vars(head)

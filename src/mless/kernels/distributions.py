@@ -13,9 +13,11 @@ from torch import Tensor
 
 from mless.kernels.choosing import triton_serves
 
-#: Without our kernel a row of logits is filled up to a multiple of so many numbers, by tokens that are never drawn. (Not −∞: 0 · ∞ is no number.)
-_ALIGNED, _NEVER = 64, -1e30
-#: Numbers that a CPU reads at once, so that what is made of them stays in its caches.
+#: In place of −∞, which tokens have that are never drawn: 0 · ∞ is no number. And distances that come of it: a token that one row never draws.
+_NEVER, _ENDLESS = -1e30, 1e20
+#: On a GPU without our kernel a row of logits is filled up to a multiple of so many numbers, by tokens that are never drawn.
+_ALIGNED = 64
+#: Numbers that a CPU reads at once: 1 MB, so that what is made of them stays in its caches.
 _CACHED = 1 << 18
 
 
@@ -34,11 +36,19 @@ def described(
 
         found = distributions_triton.described(ours, theirs)
         return ours[row, token].float() - found[0][row], found[1:]
-    if ours.is_cpu:
-        whole, curves = _by_few(ours, theirs)
-        return ours[row, token].float() - whole[row], curves
+    return (_on_cpu if ours.is_cpu else _without_kernel)(ours, theirs, row, token)
+
+
+def _without_kernel(
+    ours: Float[Tensor, "rows vocabulary"],
+    theirs: Float[Tensor, "some vocabulary"] | None,
+    row: Int64[Tensor, " tokens"],
+    token: Int64[Tensor, " tokens"],
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "3 rows"]]:
+    """On other devices: all rows at once."""
     known = _log_p(ours)
     logp = known[row, token]
+    logp = logp.masked_fill(logp < -_ENDLESS, -torch.inf)
     # Of the whole block: sums over another number of rows may have other bits.
     entropy = -(known.exp() * known).sum(-1)
     if theirs is None:
@@ -46,33 +56,48 @@ def described(
     other = _log_p(theirs)
     if len(other) < len(known):
         other = torch.cat([other, known[len(other) :]])
-    kl = (other.exp() * (other - known)).sum(-1)
+    kl = _endless((other.exp() * (other - known)).sum(-1))
     return logp, torch.stack([entropy, kl, (other.argmax(-1) == known.argmax(-1)).to(kl.dtype)])
 
 
-def _by_few(
-    ours: Float[Tensor, "rows vocabulary"], theirs: Float[Tensor, "some vocabulary"] | None
-) -> tuple[Float[Tensor, " rows"], Float[Tensor, "3 rows"]]:
-    """The log of every row's sum, and the curves: a few rows after another."""
-    # Read row by row, so each row has to lie together.
-    ours, theirs = ours.contiguous(), None if theirs is None else theirs.contiguous()
-    whole, curves = torch.empty(len(ours)), torch.zeros(3, len(ours))
-    if theirs is None:
-        curves[1:] = torch.nan
-    else:
-        curves[2, len(theirs) :] = 1.0
+def _log_p(logits: Float[Tensor, "rows vocabulary"]) -> Float[Tensor, "rows wider"]:
+    logits = logits.float()
+    if missing := -logits.shape[1] % _ALIGNED:
+        # A GPU sums a row in an order that depends on its address, and so on its place among others.
+        logits = torch.nn.functional.pad(logits, (0, missing), value=_NEVER)
+    return logits.clamp(min=_NEVER).log_softmax(-1)
+
+
+def _endless(distance: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    return distance.masked_fill(distance > _ENDLESS, torch.inf)
+
+
+def _on_cpu(
+    ours: Float[Tensor, "rows vocabulary"],
+    theirs: Float[Tensor, "some vocabulary"] | None,
+    row: Int64[Tensor, " tokens"],
+    token: Int64[Tensor, " tokens"],
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "3 rows"]]:
+    """A few rows after another."""
+    # Read row by row, so the numbers of each have to lie together.
+    ours, theirs = ours.detach().contiguous(), None if theirs is None else theirs.detach().contiguous()
+    top, log_sum = torch.empty(2, len(ours))
+    curves = torch.full((3, len(ours)), torch.nan)
     step = max(1, _CACHED // max(1, ours.shape[1]))
     for first in range(0, len(ours), step):
         here = slice(first, min(first + step, len(ours)))
-        one = _Few(ours[here])
-        whole[here], curves[0, here] = one.top + one.log_sum, one.entropy()
-        if theirs is not None and first < len(theirs):
-            there = slice(first, min(first + step, len(theirs)))
-            curves[1, there], curves[2, there] = one.distance_of(_Few(theirs[there]))
-    return whole, curves
+        one = _Rows(ours[here])
+        top[here], log_sum[here], curves[0, here] = one.top, one.log_sum, one.entropy()
+        if theirs is None:
+            continue
+        # As many rows as ours: sums over another number of rows may have other bits.
+        there = theirs[here]
+        there = torch.cat([there, ours[first + len(there) : here.stop].to(there.dtype)])
+        curves[1, here], curves[2, here] = one.distance_of(_Rows(there))
+    return (ours[row, token].float() - top[row]) - log_sum[row], curves
 
 
-class _Few:
+class _Rows:
     """A few rows of logits, less the largest of each."""
 
     def __init__(self, logits: Float[Tensor, "rows vocabulary"]) -> None:
@@ -88,16 +113,7 @@ class _Few:
     def entropy(self) -> Float[Tensor, " rows"]:
         return self.log_sum - (self.exp * self.below).sum(-1) / self.sum
 
-    def distance_of(self, other: _Few) -> tuple[Float[Tensor, " some"], Bool[Tensor, " some"]]:
-        """How far these rows' distributions are from the other's, of which there may be fewer; and whether the same token is likeliest."""
-        some = len(other.sum)
-        between = (other.below - self.below[:some]).mul_(other.exp).sum(-1) / other.sum
-        return between + (self.log_sum[:some] - other.log_sum), other.likeliest == self.likeliest[:some]
-
-
-def _log_p(logits: Float[Tensor, "rows vocabulary"]) -> Float[Tensor, "rows wider"]:
-    logits = logits.float()
-    if missing := -logits.shape[1] % _ALIGNED:
-        # A GPU sums a row in an order that depends on its address, and so on its place among others.
-        logits = torch.nn.functional.pad(logits, (0, missing), value=_NEVER)
-    return logits.log_softmax(-1)
+    def distance_of(self, other: _Rows) -> tuple[Float[Tensor, " rows"], Bool[Tensor, " rows"]]:
+        """How far these rows' distributions are from the other's, and whether the same token is likeliest."""
+        between = (other.below - self.below).mul_(other.exp).sum(-1) / other.sum
+        return _endless(between + (self.log_sum - other.log_sum)), other.likeliest == self.likeliest

@@ -13,7 +13,7 @@ import torch
 from cause_folders import FILLER
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study
-from mless.study.cause.cells import Runs, cells
+from mless.study.cause.cells import Runs, cells, ladder
 from mless.study.cause.tables import tables_of_changes
 from spelling import model_folder
 from study.likelihood.test_likelihood_study import write_task
@@ -120,13 +120,23 @@ def test_where_nothing_is_planted_nothing_is_claimed(skewed: bool) -> None:
     assert claims <= 9
 
 
-@pytest.mark.parametrize(("size", "claimed"), [(2e-6, False), (1e-3, True)])
-def test_rounding_is_no_cause_however_often_it_has_one_sign(size: float, claimed: bool) -> None:
+@pytest.mark.parametrize(("size", "claimed"), [(2e-6, False), (1e-2, True)])
+def test_rounding_of_a_filler_that_nobody_sees_is_not_claimed(size: float, claimed: bool) -> None:
+    """However often it has one sign. A change of a cell is tested whatever its size."""
+    steps = ladder(FILLER)
     places = cells(FILLER, range(1, 3), ("attention-output",), (), ("all",))
-    runs = Runs(FILLER, {}, places, {})
+    runs = Runs(FILLER, steps, places, {})
     columns = {one.name: at for at, one in enumerate(runs.conditions())}
     changes = np.zeros((24, len(columns)))
-    changes[:, columns[places[0].condition.name]] = size * np.random.default_rng(1).uniform(0.5, 1, 24)
-    made = pl.DataFrame(tables_of_changes({"solution": changes}, runs, {"model": "m", "task": "t"}, seed=0)["cause"])
-    assert (made["p_adjusted"] <= 0.05).to_list() == [claimed] + [False] * (len(places) - 1)
-    assert made["effect"][0] == pytest.approx(changes[:, columns[places[0].condition.name]].mean())
+    sizes = size * np.random.default_rng(1).uniform(0.5, 1, 24)
+    for one in (steps["nobody"], steps["question"], steps["answer"], FILLER, places[0].condition):
+        changes[:, columns[one.name]] = sizes
+    for one in places:
+        if one.direction == "out":
+            changes[:, columns[one.condition.name]] = sizes
+    made = tables_of_changes({"solution": changes}, runs, {"model": "m", "task": "t"}, seed=0)
+    unseen = pl.DataFrame(made["ladder"]).filter(step="nobody", against="positions")
+    assert (unseen["p_adjusted"] <= 0.05).to_list() == [claimed]
+    assert unseen["delta"][0] == pytest.approx(sizes.mean())
+    found = pl.DataFrame(made["cause"])
+    assert (found["p_adjusted"] <= 0.05).to_list() == [True] + [False] * (len(places) - 1)
