@@ -85,8 +85,8 @@ def _ladder(by_name: Mapping[str, Column], runs: Runs, rng: np.random.Generator,
     ]
     rows: list[Row] = []
     tested = _tested(columns, rng, flips, [f"{step} against {against}" for step, against, _ in _CHANGES])
-    for (step, against, adds_up), found in zip(_CHANGES, tested, strict=True):
-        if (step, against) == ("nobody", "positions") and not (np.abs(at[step] - at[against]) > _ROUNDING).any():
+    for (step, against, adds_up), change, found in zip(_CHANGES, columns, tested, strict=True):
+        if (step, against) == ("nobody", "positions") and not (np.abs(change) > _ROUNDING).any():
             found["p"] = 1.0
         rows.append({"step": step, "against": against, "adds_up": adds_up, "delta": found.pop("mean"), **found})
     rows = [row for row in rows if row["n"]]
