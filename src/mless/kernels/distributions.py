@@ -90,9 +90,13 @@ def _on_cpu(
         top[here], log_sum[here], curves[0, here] = one.top, one.log_sum, one.entropy()
         if theirs is None:
             continue
-        # As many rows as ours: sums over another number of rows may have other bits.
         there = theirs[here]
-        there = torch.cat([there, ours[first + len(there) : here.stop].to(there.dtype)])
+        if len(there) == 0:
+            curves[1, here], curves[2, here] = 0.0, 1.0
+            continue
+        if (missing := ours[first + len(there) : here.stop]).numel():
+            # As many rows as ours: sums over another number of rows may have other bits.
+            there = torch.cat([there, missing])
         curves[1, here], curves[2, here] = one.distance_of(_Rows(there))
     return (ours[row, token].float() - top[row]) - log_sum[row], curves
 
