@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mless.kernels.signature import Intervals, Sums, mass_of
+from mless.kernels.threads import has_own_thread_count, threads_of
 
 #: Queries in a block, all heads of a key head together: with one or two thousand keys they fit a core's cache. Up to the second number
 #: blocks are smaller, because most of a large one would lie beyond the diagonal.
@@ -249,12 +250,6 @@ def _memory(what: str, *shape: int) -> Float[Tensor, " ..."]:
     return held[:size].view(shape)
 
 
-@functools.cache
-def _has_own_thread_count() -> bool:
-    """Whether each thread has its own number of threads for operations; in other backends it is global."""
-    return "backend: OpenMP" in torch.__config__.parallel_info()
-
-
 _POOLS: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _MAKING = threading.Lock()
 
@@ -305,7 +300,7 @@ def _do(one: Callable[[Any], Iterator[None]], tasks: Sequence[Any], most: int) -
 
 def _begun(work: Callable[[], None], most: int) -> list[Future[None]]:
     """Start `work` in as many threads as torch has; in none where it has only one, or where no more can start."""
-    workers = min(torch.get_num_threads(), _WORKERS) if _has_own_thread_count() else 1
+    workers = min(torch.get_num_threads(), _WORKERS) if has_own_thread_count() else 1
     begun: list[Future[None]] = []
     # A single task uses one worker too: operations in several threads may have other bits.
     while workers > 1 and len(begun) < min(workers, most) and (pool := _pool(workers)) is not None:
@@ -323,7 +318,7 @@ def _pool(workers: int) -> ThreadPoolExecutor | None:
     with _MAKING:
         key = (os.getpid(), workers)  # a process that was forked has none of its parent's threads
         if key not in _POOLS:
-            made = _made(workers)
+            made = threads_of(workers, 1, "mless-attention")
             if made is None:
                 return None
             for old in _POOLS.values():
@@ -331,27 +326,3 @@ def _pool(workers: int) -> ThreadPoolExecutor | None:
             _POOLS.clear()
             _POOLS[key] = made
         return _POOLS[key]
-
-
-def _made(workers: int) -> ThreadPoolExecutor | None:
-    ready = threading.Barrier(workers + 1, timeout=60)
-
-    def alone() -> None:
-        # A thread that has never read the number takes the last one set anywhere.
-        torch.set_num_threads(1)
-        torch.get_num_threads()
-        ready.wait()
-
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "mless-attention", alone)
-    try:
-        for _ in range(workers):
-            pool.submit(int)
-        ready.wait()
-    except (RuntimeError, threading.BrokenBarrierError):
-        ready.abort()
-        pool.shutdown(wait=False)
-        return None
-    finally:
-        torch.set_num_threads(threads)  # what it also sets for threads to come
-    return pool
