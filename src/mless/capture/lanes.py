@@ -1,0 +1,156 @@
+"""Rows that run side by side on a CPU: a lane is a model of the same weights with its own modules, used by one thread at a time.
+
+Two threads with a row each are quicker than two threads that share each product of one row, and on a busy machine many times as quick: nobody
+waits for the other after each product.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from mless.capture.branching import Branches
+from mless.capture.scoring import Scorer
+from mless.errors import is_out_of_memory
+from mless.kernels.threads import has_own_thread_count, threads_of
+from mless.models import LoadedModel
+from mless.models.twins import twin
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+Entered = TypeVar("Entered")
+
+#: More would take more memory, and wait for Python.
+_MOST = 4
+
+
+@dataclass(frozen=True)
+class Lane:
+    model: LoadedModel
+    scorer: Scorer
+
+
+def lanes_here() -> int:
+    """How many rows may run side by side on this machine's CPU."""
+    return min(_MOST, torch.get_num_threads()) if has_own_thread_count() else 1
+
+
+class Lanes:
+    """The loaded model and, on a CPU with several threads, others of the same weights.
+
+    Where there are several, every row runs in as many threads as a lane has, even one that runs alone: other numbers of threads have other bits.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._lanes = [Lane(model, Scorer(model))]
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def first(self) -> Lane:
+        """The one with the loaded model itself."""
+        return self._lanes[0]
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def open(self, row: Branches) -> None:
+        """Make the other lanes, where there may be some. All of them must give this row the same bits at the same time; else there is one."""
+        count, model = lanes_here(), self.first.model
+        if count < 2 or model.device.type != "cpu" or model.placed is not None:
+            return
+        for _ in range(count - 1):
+            other = twin(model.model)
+            if other is None:
+                self.close()
+                return
+            own = replace(model, model=other)
+            self._lanes.append(Lane(own, Scorer(own)))
+        self._pool = threads_of(count, torch.get_num_threads() // count, "mless-lane")
+        if self._pool is None or not self._agree(row):
+            self.close()
+
+    def _agree(self, row: Branches) -> bool:
+        there = threading.Barrier(len(self._lanes))
+
+        def scored(lane: Lane, _: None, number: int) -> list[bytes]:
+            there.wait(timeout=60)  # so that each lane has one
+            return [text.tobytes() for text in lane.scorer([row])[0].texts]
+
+        try:
+            found = [bits for _, bits in self.each(range(len(self._lanes)), scored, lambda _: nullcontext())]
+        except Exception as fault:
+            if is_out_of_memory(fault):
+                raise
+            return False  # the model itself has scored this row before
+        return all(bits == found[0] for bits in found)
+
+    def each(
+        self,
+        tasks: Sequence[Task],
+        run: Callable[[Lane, Entered, Task], Found],
+        entering: Callable[[Lane], AbstractContextManager[Entered]],
+    ) -> Iterator[tuple[Task, Found]]:
+        """Every task with what `run` found, as they are done; they begin in their order. A lane is inside `entering` meanwhile.
+
+        Where one fails, or the caller ends, no further task begins.
+        """
+        if self._pool is None:
+            with entering(self.first) as entered:
+                for task in tasks:
+                    yield task, run(self.first, entered, task)
+            return
+        yield from self._shared_out(self._pool, tasks, run, entering)
+
+    def _shared_out(
+        self,
+        pool: ThreadPoolExecutor,
+        tasks: Sequence[Task],
+        run: Callable[[Lane, Entered, Task], Found],
+        entering: Callable[[Lane], AbstractContextManager[Entered]],
+    ) -> Generator[tuple[Task, Found]]:
+        left, ended = deque(tasks), threading.Event()
+        answers: SimpleQueue[tuple[Task, Found] | BaseException] = SimpleQueue()
+
+        def work(lane: Lane) -> None:
+            try:
+                with entering(lane) as entered:
+                    while not ended.is_set():
+                        try:
+                            task = left.popleft()
+                        except IndexError:
+                            return
+                        answers.put((task, run(lane, entered, task)))
+            except BaseException as fault:  # noqa: BLE001 - the caller raises it
+                answers.put(fault)
+
+        working = [pool.submit(work, lane) for lane in self._lanes[: len(tasks)]]
+        try:
+            for _ in range(len(tasks)):
+                answer = answers.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield answer
+        finally:
+            ended.set()
+            wait(working)
+
+    def forget(self) -> None:
+        """Let go of what was kept to compare with."""
+        for lane in self._lanes:
+            lane.scorer.forget()
+
+    def close(self) -> None:
+        """Only the first one is left."""
+        self.forget()
+        del self._lanes[1:]
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+        self._pool = None

@@ -1,0 +1,150 @@
+"""Lanes: threads with a model each, of the same weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mless
+from mless.capture import lanes as of_lanes
+from mless.capture.branching import Branches, branches
+from mless.capture.lanes import Lane, Lanes
+from mless.kernels.threads import has_own_thread_count
+from mless.models import LoadedModel, describe, load
+from mless.models.twins import twin
+from spelling import model_folder
+
+pytestmark = pytest.mark.skipif(not has_own_thread_count(), reason="this build of torch has one number for all threads")
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(getattr(request, "param", 3))
+    yield torch.get_num_threads()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadedModel:
+    return load(describe(str(model_folder(tmp_path / "tiny"))), head=True, dtype="float32")
+
+
+@pytest.fixture
+def row(model: LoadedModel) -> Branches:
+    (prompt,) = mless.prompts(model, ["How many are 2 and 3?"], "none")
+    return branches(prompt, [[5, 6, 7], [5, 8]])
+
+
+@pytest.fixture
+def lanes(model: LoadedModel, row: Branches, threads: int) -> Iterator[Lanes]:
+    made = Lanes(model)
+    made.open(row)
+    yield made
+    made.close()
+
+
+@contextmanager
+def entering(lane: Lane) -> Generator[None]:
+    yield
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 2), (9, 4)], indirect=["threads"])
+def test_there_are_as_many_as_threads_up_to_four(lanes: Lanes, threads: int, count: int) -> None:
+    assert len(lanes) == count
+    assert torch.get_num_threads() == threads
+    found = [number for _, number in lanes.each(range(count), lambda *_: torch.get_num_threads(), entering)]
+    assert found == [threads if count == 1 else threads // count] * count
+
+
+def test_a_row_has_the_same_bits_in_every_lane(lanes: Lanes, row: Branches, threads: int) -> None:
+    there = threading.Barrier(threads)
+
+    def scored(lane: Lane, _: None, number: int) -> list[bytes]:
+        there.wait(timeout=60)
+        return [text.tobytes() for text in lane.scorer([row])[0].texts]
+
+    found = [bits for _, bits in lanes.each(range(threads), scored, entering)]
+    assert found == [found[0]] * threads
+
+
+def test_every_task_is_done_once_and_each_lane_is_entered_once(lanes: Lanes, threads: int) -> None:
+    entered: list[int] = []
+
+    @contextmanager
+    def noting(lane: Lane) -> Generator[str]:
+        entered.append(id(lane.model.model))
+        yield "inside"
+
+    found = dict(lanes.each(range(50), lambda lane, inside, task: (inside, task * task), noting))
+    assert found == {task: ("inside", task * task) for task in range(50)}
+    assert len(entered) == len(set(entered)) == threads
+
+
+@pytest.mark.parametrize("where", ["task", "entering"])
+def test_a_fault_is_the_callers_and_no_further_task_begins(lanes: Lanes, where: str) -> None:
+    begun: list[int] = []
+
+    @contextmanager
+    def failing(lane: Lane) -> Generator[None]:
+        if where == "entering":
+            raise ValueError("no")
+        yield
+
+    def run(lane: Lane, _: None, task: int) -> None:
+        begun.append(task)
+        if task == 5:
+            raise ValueError("no")
+        threading.Event().wait(0.01)
+
+    with pytest.raises(ValueError, match="no"):
+        list(lanes.each(range(1000), run, failing))
+    assert len(begun) < 50
+    # They can be used again.
+    assert dict(lanes.each([1], lambda *_: 2, entering)) == {1: 2}
+
+
+def test_where_the_caller_ends_the_lanes_do(lanes: Lanes) -> None:
+    begun: list[int] = []
+
+    def run(lane: Lane, _: None, task: int) -> None:
+        begun.append(task)
+        threading.Event().wait(0.01)
+
+    some = lanes.each(range(1000), run, entering)
+    next(iter(some))
+    some.close()  # pyright: ignore[reportAttributeAccessIssue]
+    done = len(begun)
+    assert done < 50
+    threading.Event().wait(0.05)
+    assert len(begun) == done
+
+
+@pytest.mark.parametrize("what", ["other bits", "fails", "none", "no threads"])
+def test_where_the_other_lanes_are_of_no_use_there_is_one(
+    model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def other(own: Any) -> Any:
+        if what == "none":
+            return None
+        found: Any = twin(own)
+        if what == "other bits":
+            found.lm_head.weight = torch.nn.Parameter(found.lm_head.weight * 1.5)
+        elif what == "fails":
+            found.model.layers = None
+        return found
+
+    monkeypatch.setattr(of_lanes, "twin", other)
+    if what == "no threads":
+        monkeypatch.setattr(of_lanes, "threads_of", lambda *_: None)
+    lanes = Lanes(model)
+    lanes.open(row)
+    assert len(lanes) == 1
+    ((_, number),) = lanes.each([0], lambda *_: torch.get_num_threads(), entering)
+    assert number == threads
