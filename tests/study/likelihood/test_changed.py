@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from heard import Heard
 from interrupted import take_apart
-from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.capture.scoring import Scorer
+from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
+from mless.kernels.threads import has_own_thread_count
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study, verdict_lines
 from mless.study.likelihood import measure
@@ -51,7 +56,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_task(tmp_path_factory.mktemp("data") / "sums.jsonl", 3)
 
 
-def run(tiny: Path, task: Path, out: Path, **changes: Any) -> Heard:
+def run(tiny: Path, task: Path, out: Path, heard: Heard | None = None, **changes: Any) -> Heard:
     chosen = {
         "model": str(tiny),
         "data": str(task),
@@ -60,7 +65,7 @@ def run(tiny: Path, task: Path, out: Path, **changes: Any) -> Heard:
         "condition": DECLARED,
         "dtype": "float32",
     }
-    heard = Heard()
+    heard = heard or Heard()
     run_study(load_study("likelihood", chosen | changes, ["likelihood.others=4", "likelihood.again=false"]), out, heard)
     return heard
 
@@ -223,6 +228,84 @@ def test_a_model_that_looks_back_by_other_means_than_attention_is_run_with_all_t
     run(hybrid, task, tmp_path / "whole", **asked)
     for condition in declared:
         assert (values(tmp_path / "out", condition) == values(tmp_path / "whole", condition)).all()
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.skipif(not has_own_thread_count(), reason="this build of torch has one number for all threads")
+def test_rows_side_by_side_have_the_bits_of_rows_one_by_one(tiny: Path, task: Path, tmp_path: Path) -> None:
+    """Three at a time, in a thread each; the same after an interrupt; and one by one in a process with one thread."""
+    asked: dict[str, Any] = {"conditions": [*CONDITIONS, "arm"]}
+    run(tiny, task, tmp_path / "three", **asked)
+    assert json.loads((tmp_path / "three" / "study.json").read_text())["proofs"]["rows side by side"] == 3
+
+    class Interrupting(Heard):
+        def step(self, what: str, done: int, total: int, workers: str = "") -> None:
+            if done == 10 and what.startswith("likelihood"):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, task, tmp_path / "resumed", Interrupting(), **asked)
+    run(tiny, task, tmp_path / "resumed", **asked)
+    again = json.loads((tmp_path / "resumed" / "study.json").read_text())["timings"]["units_computed"]
+    assert 0 < again <= 3 * len(asked["conditions"]) - 10
+    torch.set_num_threads(1)
+    run(tiny, task, tmp_path / "one", **asked)
+    assert json.loads((tmp_path / "one" / "study.json").read_text())["proofs"]["rows side by side"] == 1
+    for name in TABLES:
+        three = (tmp_path / "three" / f"{name}.parquet").read_bytes()
+        assert (tmp_path / "one" / f"{name}.parquet").read_bytes() == three, name
+        assert (tmp_path / "resumed" / f"{name}.parquet").read_bytes() == three, name
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_row_that_is_of_no_use_is_named_beside_others(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Scorer._read
+
+    def read(self: Any, rows: Any, states: Any, *more: Any) -> Any:
+        if (rows[0].prompt.item, rows[0].prompt.condition) == ("2", "nobody"):
+            states = states * float("nan")
+        return own(self, rows, states, *more)
+
+    monkeypatch.setattr(Scorer, "_read", read)
+    with pytest.raises(BadAttention, match=r"^item '2', condition 'nobody': (?!item)"):
+        run(tiny, task, tmp_path / "out", conditions=CONDITIONS)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_fault_in_a_lane_ends_the_study_and_what_was_measured_stays(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, done = Scorer.__call__, list[int]()
+
+    def call(self: Any, rows: Any, *more: Any, **named: Any) -> Any:
+        done.append(1)
+        if rows[0].prompt.item == "2" and rows[0].prompt.condition == "of-cut":
+            raise RuntimeError("a lane fails")
+        return own(self, rows, *more, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scorer, "__call__", call)
+        with pytest.raises(RuntimeError, match="a lane fails"):
+            run(tiny, task, tmp_path / "out", conditions=CONDITIONS)
+    begun = len(done)
+    run(tiny, task, tmp_path / "out", conditions=CONDITIONS)
+    run(tiny, task, tmp_path / "whole", conditions=CONDITIONS)
+    assert begun > 10
+    assert len(threading.enumerate()) < 20
+    for name in TABLES:
+        assert (tmp_path / "out" / f"{name}.parquet").read_bytes() == (
+            tmp_path / "whole" / f"{name}.parquet"
+        ).read_bytes(), name
 
 
 def test_a_runs_own_values_put_in_change_no_bit(tiny: Path, task: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mless.errors import BadAttention, BadStudy
 from mless.models import LoadedModel
 from mless.results.folder import ResultFolder
 from mless.study import Outcome, load_study, run_study, verdict_lines
-from mless.study.likelihood.measure import padded
+from mless.study.likelihood.rows import padded
 from spelling import byte_level, model_folder
 
 CONDITIONS = ["none", "mless", "random", "question-twice", "position-only", "masked-filler", "arm"]
@@ -215,12 +215,12 @@ def test_states_that_are_forgotten_are_computed_again(
     tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ARM's groups come last, when the states of `none` that they are compared with are gone but for a few."""
-    from mless.study.likelihood import measure
+    from mless.study.likelihood import measure, scoring
 
     monkeypatch.setattr(measure, "ALONE", frozenset[str]())
     chosen = {"conditions": ["none", "mless", "arm"], "group_tokens": 384}
     run_tiny(tiny, task, tmp_path / "kept", **chosen)
-    monkeypatch.setattr(measure, "_KEPT", 9000)
+    monkeypatch.setattr(scoring, "_KEPT", 9000)
     run_tiny(tiny, task, tmp_path / "forgotten", **chosen)
     kept, forgotten = (
         pl.DataFrame(ResultFolder(tmp_path / name).read_table("tokens")) for name in ("kept", "forgotten")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,28 +16,24 @@ from mless.results.schemas import token_texts
 from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
-from mless.study.changing import loaded_cuts, prove_changes
+from mless.study.changing import prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, first_changed
+from mless.study.likelihood.rows import changes, first_changed, padded, source_of
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, texts_of, tokens_after
 from mless.study.likelihood.unit_tables import expected_rows, tables_of_texts
 from mless.study.likelihood.words import likelihood_lines, without_distributions
 from mless.study.spec import LikelihoodTable, StudySpec
 from mless.study.subject import Subject
-from mless.values import Condition, Item, arm_seed
+from mless.values import Condition, Item
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from torch import Tensor
 
-    from mless.capture.branching import Branches
-    from mless.capture.scoring import Scorer, Scores
-    from mless.redistribution import ArmHandle
+    from mless.capture.scoring import Scores
+    from mless.study.likelihood.scoring import RowScoring
 
-#: Rows on a GPU are padded to one of these lengths: eight of them to a doubling, and multiples of the first.
-_STEP = 32
 #: Devices on which a row fills the machine by itself, so that it runs alone and needs no padding.
 ALONE = frozenset(("cpu",))
 #: Tokens that run at once on a GPU unless the study says it. Fewer than for other measurements: groups are always full, and the last one of each
@@ -47,10 +41,8 @@ ALONE = frozenset(("cpu",))
 _GPU_TOKENS = 4096
 #: The kind of groups of patched rows. On a GPU they come after all others: digests are hexadecimal.
 _PATCHED = "patched"
-#: Rows that are kept once they are made.
-_ROWS_KEPT = 64
-#: Bytes of states of `none` that are kept to compare with.
-_KEPT = 4 << 30
+#: Rows of a group on a CPU for each lane, where patches do not say which run together.
+_FOR_EACH_LANE = 4
 #: Log-probabilities that differ by less are the same, in float32: products of another number of rows may be rounded otherwise.
 _SAME = 1e-4
 
@@ -81,22 +73,12 @@ class LikelihoodMeasurement(Measurement):
         self._lacks: dict[str, int] = {}
         #: How many tokens an item's texts have after its prompt, in one row.
         self._after: list[int] = []
-        self._scorer: Scorer | None = None
-        #: Whether all texts of a prompt run in one row; found by `start`.
-        self._together = True
-        self._alone = True
-        self._states: OrderedDict[int, Tensor] = OrderedDict()
-        #: By the number of rows at once, and why patched rows run from the first layer on, where they do.
-        self._recorded: dict[int | None, Recordings] = {}
-        self._why_whole = ""
-        #: Whether patched rows begin at the first token that is changed.
-        self._skips = False
+        #: Runs the rows; made by `start`.
+        self._scoring: RowScoring | None = None
         #: Whether conditions of the study have patches.
         self._patches = False
         #: By item: those whose patched rows run beside its own.
         self._chunks: dict[int, list[int]] | None = None
-        #: The last rows that were made.
-        self._made: dict[Any, list[Branches]] = {}
         #: The engine, where mless does not read the model itself.
         self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
@@ -181,42 +163,56 @@ class LikelihoodMeasurement(Measurement):
     def start(self, bench: Bench, stored: Mapping[str, Any] | None, *, resumed: bool) -> dict[str, str]:
         if self._asking is not None:
             return self._asking.start(bench, self._texts)
-        from mless.capture.scoring import Scorer
+        from mless.capture.lanes import Lanes
         from mless.models.experts import has_experts
         from mless.proofs import prove_scores
+        from mless.study.likelihood.scoring import RowScoring
 
-        self._scorer = Scorer(bench.model)
-        # Rows that choose the same expert share its products, so their number would change their bits.
-        self._alone = bench.model.device.type in ALONE or has_experts(bench.model.model)
+        lanes = Lanes(bench.model)
+        self._scoring = scoring = RowScoring(
+            bench,
+            self._texts,
+            lanes,
+            # Rows that choose the same expert share its products, so their number would change their bits.
+            alone=bench.model.device.type in ALONE or has_experts(bench.model.model),
+            at_once=self._at_once(bench),
+            beside=lambda number: self._beside(bench, number),
+            records=_runs_alone(bench),
+        )
         none = bench.conditions[0]
         scored = [unit for unit in bench.units() if unit.condition is none and self._texts[unit.number]]
         first = min(scored, key=self._length)  # any will do, and the shortest is the quickest
-        rows = self._rows(first), self._rows(first, together=False)
-        shape = None if self._alone else self._shape(bench, rows[0][0], None)
-        self.proofs = prove_scores(bench.model, self._scorer, *rows, shape)
-        self._together = self.proofs["texts"] == "in one row"
-        self.proofs |= self._prove_changes(bench)
+        rows = scoring.rows(first), scoring.rows(first, together=False)
+        shape = None if scoring.alone else scoring.shape(rows[0][0], None)
+        self.proofs = prove_scores(bench.model, lanes.first.scorer, *rows, shape)
+        scoring.together = self.proofs["texts"] == "in one row"
+        if _runs_alone(bench):
+            lanes.open(scoring.rows(first)[0])
+            self.proofs["rows side by side"] = len(lanes)
+        self.proofs |= self._prove_changes(bench, scoring)
         patched = {"patched runs in use": self.proofs["patched runs"]} if self._patches else {}
-        said = "in one row" if self._together else f"in a row each ({self.proofs['why']})"
+        said = "in one row" if scoring.together else f"in a row each ({self.proofs['why']})"
         bench.progress.say(
             f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
         )
         return {"texts in use": self.proofs["texts"], **patched}
 
-    def _prove_changes(self, bench: Bench) -> dict[str, Any]:
+    def _prove_changes(self, bench: Bench, scoring: RowScoring) -> dict[str, Any]:
         """Cuts and patches do what they say on this model, and a row that has them has the same bits alone and beside others."""
         from mless.intervening import starts_anywhere
 
         found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
         if self._patches:
-            self._why_whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
-            why = "" if self._why_whole else self._prove_skipping(bench)
-            start = f"start at the first layer{' and token' if self._skips else ''} that is changed"
-            found["patched runs"] = self._why_whole or (f"{start}, with all tokens: {why}" if why else start)
-        for units in self._beside_each_other(bench) if not self._alone else ():
+            whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
+            scoring.whole = bool(whole)
+            why = "" if whole else self._prove_skipping(bench, scoring)
+            start = f"start at the first layer{' and token' if scoring.skips else ''} that is changed"
+            found["patched runs"] = whole or (f"{start}, with all tokens: {why}" if why else start)
+        for units in self._beside_each_other(bench) if not scoring.alone else ():
             # As patched rows are compared with `none`, whose states are not there yet, without distances.
-            alone = self._score(bench, units[:1], None, changed=True, compared=False)[units[0].key]
-            among = self._score(bench, units[::-1], None, changed=True, compared=False)[units[0].key]
+            ((_, alone),) = scoring.scored(units[:1], None, changed=True, compared=False)
+            beside = scoring.scored(units[::-1], None, changed=True, compared=False)
+            among = next(scored for unit, scored in list(beside) if unit is units[0])
             texts = zip((t for one in alone for t in one.texts), (t for one in among for t in one.texts), strict=True)
             if any((a != b).any() for a, b in texts):
                 raise ProofFailed(
@@ -225,8 +221,8 @@ class LikelihoodMeasurement(Measurement):
                 )
         return found
 
-    def _prove_skipping(self, bench: Bench) -> str:
-        """Whether patched rows that begin at the first changed token have the numbers of whole rows; if not, why. Sets `_skips`.
+    def _prove_skipping(self, bench: Bench, scoring: RowScoring) -> str:
+        """Whether patched rows that begin at the first changed token have the numbers of whole rows; if not, why. Sets `scoring.skips`.
 
         Asked of the shortest item, in each direction of the row from whose patch most layers are computed.
         """
@@ -237,32 +233,18 @@ class LikelihoodMeasurement(Measurement):
         patched = [unit for unit in bench.units() if unit.condition.patch and self._texts[unit.number]]
         shortest = min(patched, key=self._length).number if patched else 0
         deepest: dict[str, tuple[int, Unit]] = {}
-        self._skips = True
-        self._recorded.clear()
-        recordings = self._recordings(bench, None)
+        scoring.skips = True
+        scoring.record_anew()
+        recordings = scoring.recordings(None)
         for unit in (one for one in patched if one.number == shortest):
             base, first = recordings.base_of(unit.condition)
-            skipped = recordings.skipped(unit.condition, _source(unit, 0), self._rows(unit)[0])
+            skipped = recordings.skipped(unit.condition, source_of(unit, 0), scoring.rows(unit)[0])
             if skipped and (base not in deepest or first < deepest[base][0]):
                 deepest[base] = first, unit
-        whys = [why for _, unit in deepest.values() if (why := self._why_no_skipping(bench, unit))]
-        self._skips = bool(deepest) and not whys
-        self._recorded.clear()
+        whys = [why for _, unit in deepest.values() if (why := _why_no_skipping(scoring, unit))]
+        scoring.skips = bool(deepest) and not whys
+        scoring.record_anew()
         return next(iter(whys), "")
-
-    def _why_no_skipping(self, bench: Bench, unit: Unit) -> str:
-        found: list[np.ndarray] = []
-        for self._skips in (False, True):
-            self._recorded.clear()
-            try:
-                scored = self._score(bench, [unit], None, changed=True, compared=False)[unit.key]
-                found.append(np.concatenate([text for one in scored for text in one.texts]))
-            except Exception as fault:  # a layer that needs earlier tokens may fail in any way
-                if not self._skips or is_out_of_memory(fault):
-                    raise
-                return f"without earlier ones a layer fails ({first_line(fault)})"
-        apart = float(np.abs(found[1] - found[0]).max(initial=0.0))
-        return "" if apart <= _SAME else f"without earlier ones log-probabilities differ by {apart:.1g}"
 
     def _beside_each_other(self, bench: Bench) -> Iterator[list[Unit]]:
         """Some units of each kind of changes, as they run together: patches of one item, and one condition's cuts. Hundreds of patches are a few kinds."""
@@ -285,10 +267,8 @@ class LikelihoodMeasurement(Measurement):
             self._asking.about = dict(stored.get("engine") or {})
 
     def stop(self) -> None:
-        self._states.clear()  # gigabytes of the device's
-        self._recorded.clear()
-        if self._scorer is not None:
-            self._scorer.forget()
+        if self._scoring is not None:
+            self._scoring.close()
         if self._asking is not None:
             self._asking.stop()
 
@@ -312,35 +292,42 @@ class LikelihoodMeasurement(Measurement):
             if self._by_item(bench, unit):
                 # Item by item, so that what patches take is recorded once for all of them. Rows have patches of their own, but cuts in common.
                 kind, items = _PATCHED, self._beside(bench, unit.number)[0]
-                # On a CPU rows with the same prompt follow each other, after those that are not patched.
-                length = length or len(unit.prompt or ()) * bool(unit.condition.patch)
             elif changes(unit.condition):
                 kind += digest(repr((unit.condition.cut, unit.condition.patch)))
             # `none` comes first: the others are compared with it. The control comes last of its length, so that they fill one group up.
             order[alone and kind != _PATCHED, kind, items, length].append(unit)
         for (_, kind, _, length), units in sorted(order.items(), key=lambda pair: pair[0]):
-            size = 1 if alone else max(1, self._at_once(bench) // length)
+            size = self._group_of_lanes(bench) if alone else max(1, self._at_once(bench) // length)
             if kind == _PATCHED:
-                # Rows of one forward start at the first layer that one of them changes.
-                units.sort(
-                    key=lambda unit: first_changed(unit.condition, len(bench.layers)) if unit.condition.patch else 0
-                )
+                units.sort(key=lambda unit: _turn(unit, len(bench.layers), alone=alone))
+                size = len(units) if alone else size
             yield from (Group(units[at : at + size]) for at in range(0, len(units), size))
 
     def _beside(self, bench: Bench, number: int) -> Sequence[int]:
-        """The items whose patched rows run together: on a GPU those whose rows have the same padded lengths, as many as fit into a forward."""
+        """The items whose patched rows run together: on a GPU those whose rows have the same padded lengths, as many as fit into a forward; on a CPU
+        one for each lane.
+        """
+        if _runs_alone(bench):
+            lanes = _lanes(bench)
+            first = number - number % lanes
+            return range(first, min(first + lanes, len(bench.items)))
         if self._chunks is None:
             self._chunks = {}
-            alike: dict[Any, list[int]] = defaultdict(list)
+            alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
             plain = [one.name for one in bench.conditions if not changes(one)]
             for item in range(len(bench.items)):
-                lengths = [padded(len(bench.prompts_of(name)[item]) + self._after[item]) for name in plain]
-                alike[item if _runs_alone(bench) else tuple(sorted(set(lengths)))].append(item)
-            for key, items in alike.items():
-                size = 1 if isinstance(key, int) else max(1, self._at_once(bench) // max(key))
+                each = {padded(len(bench.prompts_of(name)[item]) + self._after[item]) for name in plain}
+                alike[tuple(sorted(each))].append(item)
+            for lengths, items in alike.items():
+                size = max(1, self._at_once(bench) // max(lengths))
                 for at in range(0, len(items), size):
                     self._chunks |= dict.fromkeys(items[at : at + size], items[at : at + size])
         return self._chunks[number]
+
+    def _group_of_lanes(self, bench: Bench) -> int:
+        """Rows of a group on a CPU: lanes wait for each other at its end."""
+        lanes = _lanes(bench)
+        return lanes * _FOR_EACH_LANE if lanes > 1 else 1
 
     def _by_item(self, bench: Bench, unit: Unit) -> bool:
         """Whether its rows run beside others of the same item, and not beside other items: patched ones, and on a CPU what they are compared with."""
@@ -359,27 +346,6 @@ class LikelihoodMeasurement(Measurement):
         assert unit.prompt is not None
         return len(unit.prompt) + self._after[unit.number]
 
-    def _shape(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
-        """Rows × tokens of the forward that a row runs in, from the row alone."""
-        length = padded(len(row))
-        count = max(1, self._at_once(bench) // length)
-        return count if width is None else min(count, width), length
-
-    def _rows(self, unit: Unit, *, together: bool | None = None) -> list[Branches]:
-        """The unit's texts in one row, or in a row each; the solution comes first."""
-        from mless.capture.branching import branches
-
-        assert unit.prompt is not None
-        joined = self._together if together is None else together
-        # Many conditions have the same prompt and differ in what they do to the model.
-        key = unit.number, unit.prompt.token_ids, unit.prompt.position_ids, unit.prompt.spans, joined
-        if key not in self._made:
-            ids = self._texts[unit.number].ids()
-            if len(self._made) >= _ROWS_KEPT:
-                self._made.pop(next(iter(self._made)))
-            self._made[key] = [branches(unit.prompt, some) for some in ([ids] if joined else ([one] for one in ids))]
-        return [replace(row, prompt=unit.prompt) for row in self._made[key]]
-
     # ---- scoring
 
     def measure(self, bench: Bench, group: Group) -> Iterator[tuple[Unit, Tables]]:
@@ -387,161 +353,31 @@ class LikelihoodMeasurement(Measurement):
             for unit, logp in self._asking.measure(bench, group, self._texts):
                 yield unit, partial(self._tables, bench, unit, logp, None)
             return
-        none = bench.conditions[0]
-        units = [unit for unit in group.units if self._texts[unit.number]]
+        assert self._scoring is not None
+        scoring, none = self._scoring, bench.conditions[0]
+        left = {unit.key: unit for unit in group.units}
+        for unit in group.units:
+            if not self._texts[unit.number]:
+                yield left.pop(unit.key), partial(self._scored, bench, unit, None)
+        units = list(left.values())
         # What the group is compared with and nobody has kept runs first, in rows of its own.
         needed = {unit.number for unit in units if unit.condition is not none and self._texts[unit.number].solution}
-        for number in needed & self._states.keys():
-            self._states.move_to_end(number)  # the last ones stay
-        first = [
-            Unit(none, number, bench.prompts_of(none.name)[number]) for number in sorted(needed - self._states.keys())
-        ]
-        found = self._score(bench, first, group.width)
-        left = [unit for unit in units if unit.key not in found]
-        with self._armed(bench, group) as arm:
-            found |= self._score(bench, left, group.width, arm, changed=True)
-        self._leave()
-        for unit in group.units:
-            yield unit, partial(self._scored, bench, unit, found.get(unit.key))
-
-    def _armed(self, bench: Bench, group: Group) -> AbstractContextManager[ArmHandle | None]:
-        settings = group.units[0].condition.arm
-        if settings is None:
-            return nullcontext()
-        from mless.redistribution import attached
-
-        return attached(bench.model.model, settings)
-
-    def _score(
-        self,
-        bench: Bench,
-        units: Sequence[Unit],
-        width: int | None,
-        arm: ArmHandle | None = None,
-        *,
-        changed: bool = False,
-        compared: bool = True,
-    ) -> dict[str, list[Scores]]:
-        """Every unit's rows, by the unit's name. States of `none` are kept. `changed`: with the cuts that all units have in common, and each one's patches."""
-        assert self._scorer is not None
-        # What ARM pools over more than a token would pool over texts and rows that have nothing to do with each other.
-        pooled = arm is not None and arm.settings.scope != "token"
-        alone = self._alone or pooled
-        batches: dict[Any, list[tuple[Unit, int, Branches]]] = defaultdict(list)
-        for unit in units:
-            for at, row in enumerate(self._rows(unit, together=self._together and not pooled)):
-                shape = (1, len(row)) if alone else self._shape(bench, row, width)
-                skipped = 0
-                if changed and self._skips and unit.condition.patch:
-                    skipped = self._recordings(bench, width).skipped(unit.condition, _source(unit, at), row)
-                # Rows with a mask of their own run apart from plain ones: what computes a row must not depend on its neighbours.
-                batches[shape, skipped, row.own_mask].append((unit, at, row))
-        ready = [
-            (shape, skipped, some[first : first + shape[0]])
-            for (shape, skipped, _), some in batches.items()
-            for first in range(0, len(some), shape[0])
-        ]
-        found: dict[str, dict[int, Scores]] = defaultdict(dict)
-        for (count, length), skipped, batch in ready:
-            against = [self._against(bench, unit, at) if compared else None for unit, at, _ in batch]
-            tell = None if arm is None else self._telling(bench, arm, [unit for unit, _, _ in batch], count)
-            rows = [row for *_, row in batch]
-            with ExitStack() as stack:
-                if changed:
-                    stack.enter_context(self._changed(bench, batch, width, count, length, skipped))
-                (unit, at, row), *_ = batch
-                if self._by_item(bench, unit) and not unit.condition.patch:
-                    source = Source(unit.condition.name, unit.number, at)
-                    stack.enter_context(self._recordings(bench, width).recording_while_scoring(source, row))
-                scored = self._scorer(rows, against, count=count, length=length, tell=tell, skipped=skipped)
-            for (unit, at, _), one in zip(batch, scored, strict=True):
-                found[unit.key][at] = one
-                if at == 0 and unit.condition is bench.conditions[0]:
-                    self._keep(unit.number, one.states)
-        return {key: [rows[at] for at in sorted(rows)] for key, rows in found.items()}
-
-    @contextmanager
-    def _changed(
-        self,
-        bench: Bench,
-        batch: Sequence[tuple[Unit, int, Branches]],
-        width: int | None,
-        count: int,
-        length: int,
-        skipped: int,
-    ) -> Generator[None]:
-        """The cuts that these rows have in common, and each row's patches."""
-        conditions = [unit.condition for unit, *_ in batch]
-        with ExitStack() as stack:
-            if any(one.patch for one in conditions):
-                rows = [(unit.condition, _source(unit, at), row) for unit, at, row in batch]
-                stack.enter_context(self._recordings(bench, width).patched(rows, count, length, skipped))
-            if cuts := loaded_cuts(conditions[0], bench.model):
-                stack.enter_context(cut_rows(bench.model, cuts, [row for *_, row in batch]))
-            yield
-
-    def _recordings(self, bench: Bench, width: int | None) -> Recordings:
-        """Made once for each width: a row has the same bits in both runs only where both run in the same shape."""
-        if width not in self._recorded:
-            assert self._scorer is not None
-
-            def row_of(source: Source) -> Branches | None:
-                prompt = bench.prompts_of(source.condition)[source.number]
-                one = Unit(bench.conditions[0], source.number, prompt)
-                rows = self._rows(one)
-                return rows[source.at] if source.at < len(rows) else None  # another item may have fewer texts
-
-            self._recorded[width] = Recordings(
-                bench.model,
-                bench.conditions,
-                bench.prompts or {},
-                self._scorer,
-                row_of,
-                lambda row: self._place(bench, row, width),
-                lambda number: self._beside(bench, number),
-                whole=bool(self._why_whole),
-                skips=self._skips,
-            )
-        return self._recorded[width]
-
-    def _place(self, bench: Bench, row: Branches, width: int | None) -> tuple[int, int]:
-        """Rows × tokens of the forward that a patched row, or one that is recorded, runs in."""
-        return (1, len(row)) if self._alone else self._shape(bench, row, width)
-
-    def _telling(self, bench: Bench, arm: ArmHandle, units: Sequence[Unit], count: int) -> Callable[[Tensor], None]:
-        """ARM draws by a token's place in its own text, and by the item."""
-        import torch
-
-        items = [bench.items[unit.number].id for unit in units]
-        seeds = torch.tensor([arm_seed(item, arm.settings.seed) for item in items] + [0] * (count - len(items)))
-
-        def tell(places: Tensor) -> None:
-            arm.rows(seeds=seeds.to(places.device), positions=places)
-
-        return tell
-
-    def _against(self, bench: Bench, unit: Unit, number: int) -> Tensor | None:
-        if number or unit.condition is bench.conditions[0] or not self._texts[unit.number].solution:
-            return None
-        return self._states[unit.number]
-
-    def _keep(self, number: int, states: Tensor) -> None:
-        self._states[number] = states.clone()  # else all that ran beside it would be kept with it
-        self._states.move_to_end(number)
-
-    def _leave(self) -> None:
-        """Forget the states that were not used for longest, as many as are too many. Between groups: a group needs all of its own."""
-        held = sum(states.numel() * states.element_size() for states in self._states.values())
-        while held > _KEPT and len(self._states) > 1:
-            _, oldest = self._states.popitem(last=False)
-            held -= oldest.numel() * oldest.element_size()
+        prompts = bench.prompts_of(none.name)
+        first = [Unit(none, number, prompts[number]) for number in scoring.lacking(needed)]
+        others = [unit for unit in units if unit.key not in {one.key for one in first}]
+        # What patches take is recorded before rows take it.
+        unpatched = [unit for unit in others if not unit.condition.patch]
+        patched = [unit for unit in others if unit.condition.patch]
+        for some, changed in ((first, False), (unpatched, True), (patched, True)):
+            arm = group.units[0].condition.arm if changed else None
+            for unit, scored in scoring.scored(some, group.width, arm, changed=changed):
+                if unit.key in left:
+                    yield left.pop(unit.key), partial(self._scored, bench, unit, scored)
+        scoring.leave()
 
     def spare_memory(self) -> None:
-        self._states.clear()
-        if self._scorer is not None:
-            self._scorer.forget()
-        for one in self._recorded.values():
-            one.sparing()
+        if self._scoring is not None:
+            self._scoring.spare_memory()
 
     def _scored(self, bench: Bench, unit: Unit, scored: Sequence[Scores] | None) -> Mapping[str, pa.Table]:
         """Called while the next groups run: on a GPU the numbers may not be there before."""
@@ -577,9 +413,36 @@ class LikelihoodMeasurement(Measurement):
         return likelihood_lines(path)
 
 
-def _source(unit: Unit, at: int) -> Source:
-    """The row that a patched unit's row takes its values from."""
-    return Source(unit.condition.patch[0].source, unit.number, at)
+def _why_no_skipping(scoring: RowScoring, unit: Unit) -> str:
+    found: list[np.ndarray] = []
+    for scoring.skips in (False, True):
+        scoring.record_anew()
+        try:
+            ((_, scored),) = scoring.scored([unit], None, changed=True, compared=False)
+            found.append(np.concatenate([text for one in scored for text in one.texts]))
+        except Exception as fault:  # a layer that needs earlier tokens may fail in any way
+            if not scoring.skips or is_out_of_memory(fault):
+                raise
+            return f"without earlier ones a layer fails ({first_line(fault)})"
+    apart = float(np.abs(found[1] - found[0]).max(initial=0.0))
+    return "" if apart <= _SAME else f"without earlier ones log-probabilities differ by {apart:.1g}"
+
+
+def _turn(unit: Unit, layers: int, *, alone: bool) -> tuple[int, ...]:
+    """When the unit's rows run within their group."""
+    # Rows of one forward start at the first layer that one of them changes.
+    first = first_changed(unit.condition, layers) if unit.condition.patch else 0
+    # On a CPU rows of one item that have the same prompt follow each other.
+    return (unit.number, len(unit.prompt or ()), first) if alone else (first,)
+
+
+def _lanes(bench: Bench) -> int:
+    """How many rows run side by side on a CPU; where others measure, they know."""
+    if not bench.has_model:
+        return 1
+    from mless.capture.lanes import lanes_here
+
+    return lanes_here()
 
 
 def _runs_alone(bench: Bench) -> bool:
@@ -591,9 +454,3 @@ def _whole_task(bench: Bench) -> list[Item]:
     _, every = bench.spec.model_copy(update={"limit": None, "only": []}).load_items()
     there = {item.id: item for item in every}
     return every if all(there.get(item.id) == item for item in bench.items) else bench.items
-
-
-def padded(length: int) -> int:
-    """The next of the usual lengths: multiples of 32, and from 512 on eight of them to a doubling."""
-    step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
-    return -(-length // step) * step

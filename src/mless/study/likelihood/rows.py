@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mless.changes import Cut, Patch
@@ -12,9 +13,19 @@ from mless.values import Condition, Prompt, numbers_of
 
 if TYPE_CHECKING:
     from mless.capture.branching import Branches
+    from mless.capture.lanes import Lane
     from mless.capture.patching import Place, RecordedRun
-    from mless.capture.scoring import Scorer
     from mless.models import LoadedModel
+    from mless.study.bench import Unit
+
+#: Rows on a GPU are padded to one of these lengths: eight of them to a doubling, and multiples of the first.
+_STEP = 32
+
+
+def padded(length: int) -> int:
+    """The next of the usual lengths: multiples of 32, and from 512 on eight of them to a doubling."""
+    step = max(_STEP, 1 << max(0, (length - 1).bit_length() - 4))
+    return -(-length // step) * step
 
 
 def changes(condition: Condition) -> bool:
@@ -62,8 +73,13 @@ class Source(NamedTuple):
     at: int
 
 
+def source_of(unit: Unit, at: int) -> Source:
+    """The row that a patched unit's row takes its values from."""
+    return Source(unit.condition.patch[0].source, unit.number, at)
+
+
 class Recordings:
-    """What rows of unchanged conditions compute, recorded once for all patches of an item.
+    """What rows of unchanged conditions compute, recorded once for all patches of an item. Several lanes may ask at once.
 
     `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
     `whole`: patched rows run from the first layer on. `skips`: tokens before the first one that a patch may change are not computed.
@@ -74,7 +90,6 @@ class Recordings:
         model: LoadedModel,
         conditions: Sequence[Condition],
         prompts: Mapping[str, Sequence[Prompt]],
-        scorer: Scorer,
         row_of: Callable[[Source], Branches | None],
         shape_of: Callable[[Branches], tuple[int, int]],
         beside: Callable[[int], Sequence[int]],
@@ -84,8 +99,10 @@ class Recordings:
     ) -> None:
         from mless.capture.patching import places_of
 
-        self._model, self._scorer, self._row_of, self._shape_of, self._beside = model, scorer, row_of, shape_of, beside
+        self._model, self._row_of, self._shape_of, self._beside = model, row_of, shape_of, beside
         self._kept: dict[Source, RecordedRun] = {}
+        #: Held by the lane that changes what is kept.
+        self._changing = RLock()
         #: What is recorded of each condition; emptied where memory is short.
         self._needed: dict[str, dict[Place, None]] = {}
         self._cuts = {one.name: loaded_cuts(one, model) for one in conditions}
@@ -146,27 +163,31 @@ class Recordings:
 
     @contextmanager
     def patched(
-        self, batch: Sequence[tuple[Condition, Source, Branches]], count: int, length: int, skipped: int
+        self,
+        lane: Lane,
+        batch: Sequence[tuple[Condition, Source, Branches]],
+        count: int,
+        length: int,
+        skipped: int,
     ) -> Generator[None]:
-        """Inside the block a forward of these rows has their patches. Each comes with its condition and the row that it takes its values from.
+        """Inside the block the lane's forward of these rows has their patches. Each comes with its condition and the row that it takes its values from.
         `skipped`: so many tokens, the first ones, are not computed.
         """
         from mless.capture.patching import places_of
         from mless.capture.starting import starting
 
-        model = self._model
-        here = {number for _, source, _ in batch for number in self._beside(source.number)}
-        self._kept = {source: run for source, run in self._kept.items() if source.number in here}
+        model = lane.model
+        self._keep_only({number for _, source, _ in batch for number in self._beside(source.number)})
         by_row = [loaded_patches(condition, model) for condition, _, _ in batch]
         places = [places_of(model.model, patches) for patches in by_row]
-        runs = [self._run(source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
+        runs = [self._run(lane, source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
         first = min(self.base_of(condition)[1] for condition, _, _ in batch)
         with ExitStack() as stack:
             if first > 1 or skipped:
                 wanted: list[Place] = [("residual", first - 1)] if first > 1 else []
                 wanted += self._keys(first) if skipped else []
                 own = [
-                    self._run(source._replace(condition=self.base_of(condition)[0]), wanted)
+                    self._run(lane, source._replace(condition=self.base_of(condition)[0]), wanted)
                     for condition, source, _ in batch
                 ]
                 stack.enter_context(starting(model.model, first, own, count, length, skipped))
@@ -175,28 +196,34 @@ class Recordings:
             yield
 
     @contextmanager
-    def recording_while_scoring(self, source: Source, row: Branches) -> Generator[None]:
-        """Inside the block a forward of this row alone is recorded, where patches take from it; else nothing happens."""
+    def recording_while_scoring(self, lane: Lane, source: Source, row: Branches) -> Generator[None]:
+        """Inside the block the lane's forward of this row alone is recorded, where patches take from it; else nothing happens."""
         from mless.capture.patching import recorded
 
         places = self._needed.get(source.condition)
         if not places or source.condition not in self._plain:
             yield
             return
-        here = self._beside(source.number)
-        self._kept = {kept: run for kept, run in self._kept.items() if kept.number in here}
-        with recorded(self._model, places, [row.prompt]) as recorder:
+        self._keep_only(self._beside(source.number))
+        with recorded(lane.model, places, [row.prompt]) as recorder:
             recorder.rows([row.prompt], [len(row)], [row.depth])
             yield
-            (self._kept[source],) = recorder.runs()
+            (run,) = recorder.runs()
+        with self._changing:
+            self._kept[source] = run
 
-    def _run(self, source: Source, asked: Sequence[Place]) -> RecordedRun:
-        run = self._kept.get(source)
-        if run is None or not all(place in run.values for place in asked):
-            self._record(source, asked)
-        return self._kept[source]
+    def _keep_only(self, numbers: Collection[int]) -> None:
+        with self._changing:
+            self._kept = {source: run for source, run in self._kept.items() if source.number in numbers}
 
-    def _record(self, source: Source, asked: Sequence[Place]) -> None:
+    def _run(self, lane: Lane, source: Source, asked: Sequence[Place]) -> RecordedRun:
+        with self._changing:
+            run = self._kept.get(source)
+            if run is None or not all(place in run.values for place in asked):
+                self._record(lane, source, asked)
+            return self._kept[source]
+
+    def _record(self, lane: Lane, source: Source, asked: Sequence[Place]) -> None:
         """Its row, and beside it those that are needed next: a forward has room for so many rows, whether they are there or not."""
         row, cuts = self._row_of(source), self._cuts[source.condition]
         assert row is not None
@@ -209,8 +236,8 @@ class Recordings:
                 if theirs is not None and self._shape_of(theirs) == shape and theirs.own_mask == row.own_mask:
                     rows[other] = theirs
         wanted = list(self._needed.get(source.condition, {}) | dict.fromkeys(asked))
-        with cut_rows(self._model, cuts, list(rows.values())) if cuts else nullcontext():
-            found = recorded_rows(self._model, wanted, list(rows.values()), self._scorer, *shape)
+        with cut_rows(lane.model, cuts, list(rows.values())) if cuts else nullcontext():
+            found = recorded_rows(lane, wanted, list(rows.values()), *shape)
         self._kept.update(zip(rows, found, strict=True))
 
 
@@ -229,13 +256,13 @@ def first_changed(condition: Condition, layers: int) -> int:
 
 
 def recorded_rows(
-    model: LoadedModel, places: Iterable[Place], rows: Sequence[Branches], scorer: Scorer, count: int, length: int
+    lane: Lane, places: Iterable[Place], rows: Sequence[Branches], count: int, length: int
 ) -> list[RecordedRun]:
     """One forward of the rows, filled up to `count` rows of `length` tokens; what the named parts compute in it."""
     from mless.capture.patching import recorded
 
     prompts = [row.prompt for row in rows]
-    with recorded(model, places, prompts) as recorder:
+    with recorded(lane.model, places, prompts) as recorder:
         recorder.rows(prompts, [len(row) for row in rows], [row.depth for row in rows])
-        scorer.forward(rows, count=count, length=length)
+        lane.scorer.forward(rows, count=count, length=length)
         return recorder.runs()
