@@ -15,6 +15,7 @@ import mless
 from mless.capture import lanes as of_lanes
 from mless.capture.branching import Branches, branches
 from mless.capture.lanes import Lane, Lanes
+from mless.kernels.packed import PackedWeights
 from mless.kernels.threads import has_own_thread_count
 from mless.models import LoadedModel, describe, load
 from mless.models.twins import twin
@@ -148,3 +149,50 @@ def test_where_the_other_lanes_are_of_no_use_there_is_one(
     assert len(lanes) == 1
     ((_, number),) = lanes.each([0], lambda *_: torch.get_num_threads(), entering)
     assert number == threads
+
+
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this build of torch has no MKL")
+
+
+def bits(lanes: Lanes, row: Branches) -> list[list[bytes]]:
+    def scored(lane: Lane, _: None, number: int) -> list[bytes]:
+        return [text.tobytes() for text in lane.scorer([row])[0].texts]
+
+    return [found for _, found in lanes.each(range(2 * len(lanes)), scored, entering)]
+
+
+@needs_mkl
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_packed_weights_give_the_bits_of_plain_ones(model: LoadedModel, row: Branches, threads: int) -> None:
+    plain = Lanes(model)
+    known = bits(plain, row)[0]
+    before = [dict(vars(module)) for module in model.model.modules()]
+    lanes = Lanes(model)
+    lanes.open(row)
+    assert lanes.packed
+    assert bits(lanes, row) == [known] * 2 * threads
+    lanes.close()
+    assert not lanes.packed
+    # Nothing of it is left in the model.
+    assert [dict(vars(module)) for module in model.model.modules()] == before
+    assert bits(lanes, row) == [known] * 2
+
+
+@needs_mkl
+@pytest.mark.parametrize("what", ["other bits", "fails"])
+def test_weights_that_give_other_bits_are_not_packed(
+    model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    known = bits(Lanes(model), row)[0]
+
+    def other(self: PackedWeights, module: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        if what == "fails":
+            raise RuntimeError("no")
+        return torch.nn.functional.linear(given, module.weight * 1.001, module.bias)
+
+    monkeypatch.setattr(PackedWeights, "product", other)
+    lanes = Lanes(model)
+    lanes.open(row)
+    assert not lanes.packed
+    assert bits(lanes, row) == [known] * 2 * threads
+    lanes.close()

@@ -105,6 +105,32 @@ def test_by_torch_a_few_rows_at_once_say_the_same(step, monkeypatch):
             torch.testing.assert_close(mine, known, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("step", [1, 2, 3, ROWS])
+@pytest.mark.parametrize("count", range(ROWS + 1))
+def test_by_torch_what_is_kept_says_the_same_bits(step, count, monkeypatch):
+    """Also where it has fewer rows, and where it serves several blocks."""
+    monkeypatch.setattr(distributions, "_CACHED", step * SIZE)
+    theirs = logits_of("hidden", 1)[:count]
+    kept = kernels.Kept(theirs.clone())
+    for seed in range(3):
+        ours = logits_of("hidden", seed)
+        known = kernels.described(ours, theirs, ROW, TOKEN)
+        for mine, own in zip(kernels.described(ours, kept, ROW, TOKEN), known, strict=True):
+            assert torch.equal(mine, own)
+        same = kernels.described(ours, kernels.Kept(ours[:count]), ROW, TOKEN)[1]
+        assert not same[1].any()
+        assert same[2].all()
+
+
+def test_by_torch_what_is_kept_does_not_change_with_the_logits():
+    theirs, ours = logits_of("floats", 1), logits_of("floats")
+    kept, known = kernels.Kept(theirs[:3]), kernels.described(ours, theirs[:3].clone(), ROW, TOKEN)
+    assert 0 < kept.nbytes <= 2 * theirs.nbytes
+    theirs.zero_()
+    for mine, own in zip(kernels.described(ours, kept, ROW, TOKEN), known, strict=True):
+        assert torch.equal(mine, own)
+
+
 def test_by_torch_what_is_no_number_is_not_hidden():
     broken = logits_of("floats")
     broken[1, 5] = torch.nan

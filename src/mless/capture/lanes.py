@@ -1,7 +1,7 @@
 """Rows that run side by side on a CPU: a lane is a model of the same weights with its own modules, used by one thread at a time.
 
 Two threads with a row each are quicker than two threads that share each product of one row, and on a busy machine many times as quick: nobody
-waits for the other after each product.
+waits for the other after each product. The lanes share their weights, and a second copy of them in the layout that products want.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -20,8 +21,10 @@ import torch
 from mless.capture.branching import Branches
 from mless.capture.scoring import Scorer
 from mless.errors import is_out_of_memory
+from mless.kernels.packed import PackedWeights
 from mless.kernels.threads import has_own_thread_count, threads_of
 from mless.models import LoadedModel
+from mless.models.seams import replaced_forward
 from mless.models.twins import twin
 
 Task = TypeVar("Task")
@@ -52,6 +55,8 @@ class Lanes:
     def __init__(self, model: LoadedModel) -> None:
         self._lanes = [Lane(model, Scorer(model))]
         self._pool: ThreadPoolExecutor | None = None
+        #: Ends the products with packed weights.
+        self._unpack = ExitStack()
 
     @property
     def first(self) -> Lane:
@@ -61,11 +66,30 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lanes)
 
+    @property
+    def packed(self) -> bool:
+        """Whether products are made with packed weights."""
+        return self.first.scorer.packed is not None
+
     def open(self, row: Branches) -> None:
-        """Make the other lanes, where there may be some. All of them must give this row the same bits at the same time; else there is one."""
-        count, model = lanes_here(), self.first.model
-        if count < 2 or model.device.type != "cpu" or model.placed is not None:
+        """Make the other lanes, where there may be some, and pack the weights, where that is of use.
+
+        All lanes must give this row the same bits at the same time, else there is one; and with packed weights the bits that it has without.
+        """
+        model = self.first.model
+        if model.device.type != "cpu" or model.placed is not None:
             return
+        self._widen(lanes_here())
+        plain = self._bits(row)
+        if plain is None:
+            self.close()
+            plain = self._bits(row)
+        self._pack()
+        if self.packed and (plain is None or self._bits(row) != plain):
+            self._unpacked()
+
+    def _widen(self, count: int) -> None:
+        model = self.first.model
         for _ in range(count - 1):
             other = twin(model.model)
             if other is None:
@@ -73,11 +97,13 @@ class Lanes:
                 return
             own = replace(model, model=other)
             self._lanes.append(Lane(own, Scorer(own)))
-        self._pool = threads_of(count, torch.get_num_threads() // count, "mless-lane")
-        if self._pool is None or not self._agree(row):
-            self.close()
+        if count > 1:
+            self._pool = threads_of(count, torch.get_num_threads() // count, "mless-lane")
+            if self._pool is None:
+                self.close()
 
-    def _agree(self, row: Branches) -> bool:
+    def _bits(self, row: Branches) -> list[bytes] | None:
+        """The row's bits; None where the lanes differ or one fails. All of them score it at the same time."""
         there = threading.Barrier(len(self._lanes))
 
         def scored(lane: Lane, _: None, number: int) -> list[bytes]:
@@ -89,8 +115,23 @@ class Lanes:
         except Exception as fault:
             if is_out_of_memory(fault):
                 raise
-            return False  # the model itself has scored this row before
-        return all(bits == found[0] for bits in found)
+            return None  # the model itself has scored this row before
+        return found[0] if all(bits == found[0] for bits in found) else None
+
+    def _pack(self) -> None:
+        weights = PackedWeights(self.first.model.model.modules())
+        for lane in self._lanes if weights else ():
+            head = lane.model.model.get_output_embeddings()
+            lane.scorer.packed = weights
+            for module in lane.model.model.modules():
+                # What the head computes is the scorer's.
+                if weights.has(module) and module is not head:
+                    self._unpack.enter_context(replaced_forward(module, partial(weights.product, module)))
+
+    def _unpacked(self) -> None:
+        self._unpack.close()
+        for lane in self._lanes:
+            lane.scorer.packed = None
 
     def each(
         self,
@@ -148,7 +189,8 @@ class Lanes:
             lane.scorer.forget()
 
     def close(self) -> None:
-        """Only the first one is left."""
+        """Only the first one is left, as it was."""
+        self._unpacked()
         self.forget()
         del self._lanes[1:]
         if self._pool is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from mless.capture.copies import Started, leaving, sent
 from mless.capture.forwards import own_forward, sdpa_forward
 from mless.capture.seam import Call, attending
 from mless.errors import BadAttention, BadStudy
+from mless.kernels.packed import PackedWeights
 from mless.models import LoadedModel
 from mless.models.seams import replaced_forward
 from mless.models.widening import Narrow
@@ -32,10 +34,10 @@ from mless.models.widening import Narrow
 HEAD_BLOCK = 512
 #: Bytes of logits at once on a CPU. From 32 MB on, glibc takes memory from the system and gives it back each time: a sixth of a study's time.
 _BLOCK_BYTES = 30 << 20
-#: Bytes of logits that are kept to compare with: those of 400 states with the largest vocabularies.
+#: Bytes that are kept to compare with: those of 200 states with the largest vocabularies.
 _KEPT_BYTES = 400 << 20
-#: Up to so many states a float32 head is 1.4 to 2 times as quick the other way round, on a CPU (benchmarks/tried.md).
-_FEW = 48
+#: Up to so many states a float32 head is 1.6 to 1.9 times as quick the other way round, on a CPU (benchmarks/tried.md).
+_FEW = 15
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ class Scorer:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._decoder: nn.Module = model.model.get_decoder()
-        #: The states that the last row was compared with, and logits of them by the first one's place.
-        self._kept: tuple[Tensor | None, dict[int, Tensor]] = None, {}
+        #: The states that the last row was compared with, and what they predict by the first one's place and their number.
+        self._kept: tuple[Tensor | None, dict[tuple[int, int], kernels.Kept]] = None, {}
         #: What the decoder returns.
         self._kind: type[Any] = BaseModelOutputWithPast
+        #: Weights of the model that are kept a second time, for quicker products; the head's product is made with them here.
+        self.packed: PackedWeights | None = None
 
     def __call__(
         self,
@@ -120,7 +124,7 @@ class Scorer:
             return [self._read([row], own, [other], skipped)[0] for row, own, other in each]
 
     def forget(self) -> None:
-        """Let go of the logits that were kept to compare with."""
+        """Let go of what was kept to compare with."""
         self._kept = None, {}
 
     def forward(self, rows: Sequence[Branches], *, count: int | None = None, length: int | None = None) -> None:
@@ -196,7 +200,7 @@ class Scorer:
             here = slice(bounds[number], bounds[number + 1])
             theirs = None
             if partners is not None and first < firsts:
-                theirs = self._partner_logits(against, first, partners[first : first + len(block)], len(block))
+                theirs = self._partners(against, first, partners[first : first + len(block)], len(block))
             told, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
             logp.append(told)
             if first < firsts:
@@ -218,7 +222,9 @@ class Scorer:
         # Other heads are widened, or fetched from elsewhere, once for each block.
         if not states.is_cpu or not _is_plain(head):
             return HEAD_BLOCK
-        return min(HEAD_BLOCK, max(1, _BLOCK_BYTES // (4 * len(head.weight))))
+        most = min(HEAD_BLOCK, max(1, _BLOCK_BYTES // (4 * len(head.weight))))
+        # Blocks of about one size: a product of few states costs almost as much as one of many.
+        return max(1, -(-len(states) // max(1, -(-len(states) // most))))
 
     def _blocks(
         self, states: Float[Tensor, "states width"], block_of: int
@@ -232,22 +238,22 @@ class Scorer:
             return states
         return torch.cat([states, states.new_zeros(count - len(states), states.shape[1])])
 
-    def _partner_logits(
+    def _partners(
         self, against: Sequence[Tensor | None], first: int, states: Float[Tensor, "some width"], count: int
-    ) -> Float[Tensor, "block vocabulary"]:
-        """The logits to compare with. On a CPU one row after another is compared with the same states, so these are kept."""
+    ) -> Float[Tensor, "block vocabulary"] | kernels.Kept:
+        """What to compare with. On a CPU one row after another is compared with the same states, so it is kept."""
         if not states.is_cpu:
             return self._logits(self._filled(states, count))
         (one,) = against
         if self._kept[0] is not one:
             self._kept = one, {}
-        kept = self._kept[1]
-        if first in kept:
-            return kept[first]
-        logits = self._logits(states).contiguous()
-        if logits.nbytes + sum(other.nbytes for other in kept.values()) <= _KEPT_BYTES:
-            kept[first] = logits
-        return logits
+        kept, place = self._kept[1], (first, len(states))
+        if place not in kept:
+            found = kernels.Kept(self._logits(states))
+            if found.nbytes + sum(other.nbytes for other in kept.values()) > _KEPT_BYTES:
+                return found
+            kept[place] = found
+        return kept[place]
 
     def _logits(self, states: Float[Tensor, "block width"]) -> Float[Tensor, "block vocabulary"]:
         """The head as the model itself runs it, with its scales and caps: its decoder answers with these states."""
@@ -259,6 +265,8 @@ class Scorer:
             )
             if few:
                 stack.enter_context(replaced_forward(head, lambda given: _few_through(head, given)))
+            elif self.packed is not None and self.packed.has(head) and "forward" not in vars(head):
+                stack.enter_context(replaced_forward(head, partial(self.packed.product, head)))
             ids = torch.zeros(1, len(states), dtype=torch.long, device=self._model.device)
             return model(input_ids=ids, use_cache=False).logits[0]
 

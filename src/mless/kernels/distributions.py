@@ -21,9 +21,33 @@ _ALIGNED = 64
 _CACHED = 1 << 18
 
 
+class Kept:
+    """Distributions that one block after another is compared with, on a CPU: what is made of their logits is made once."""
+
+    def __init__(self, logits: Float[Tensor, "some vocabulary"]) -> None:
+        logits = logits.detach().contiguous()
+        step = _step(logits)
+        whole = len(logits) - len(logits) % step
+        self._rows = [_Rows(logits[first : first + step]) for first in range(0, whole, step)]
+        self._left = logits[whole:].clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self._left.nbytes + sum(one.below.nbytes + one.exp.nbytes for one in self._rows)
+
+    def beside(self, ours: Float[Tensor, "rows vocabulary"], number: int) -> _Rows | None:
+        """Those that this block's rows of that number are compared with, as many; None where there are none."""
+        if number < len(self._rows):
+            return self._rows[number]
+        if number > len(self._rows) or not len(self._left):
+            return None
+        # As many rows as ours: sums over another number of rows may have other bits.
+        return _Rows(torch.cat([self._left, ours[len(self._left) :]]))
+
+
 def described(
     ours: Float[Tensor, "rows vocabulary"],
-    theirs: Float[Tensor, "some vocabulary"] | None,
+    theirs: Float[Tensor, "some vocabulary"] | Kept | None,
     row: Int64[Tensor, " tokens"],
     token: Int64[Tensor, " tokens"],
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "3 rows"]]:
@@ -31,12 +55,15 @@ def described(
 
     In nats. The distance is Σ p log(p / q), where q is ours; NaN without `theirs`, 0 for rows that `theirs` does not reach.
     """
+    if ours.is_cpu:
+        return _on_cpu(ours, Kept(theirs) if isinstance(theirs, Tensor) else theirs, row, token)
+    assert not isinstance(theirs, Kept)
     if triton_serves(ours):
         from mless.kernels import distributions_triton
 
         found = distributions_triton.described(ours, theirs)
         return ours[row, token].float() - found[0][row], found[1:]
-    return (_on_cpu if ours.is_cpu else _without_kernel)(ours, theirs, row, token)
+    return _without_kernel(ours, theirs, row, token)
 
 
 def _without_kernel(
@@ -72,32 +99,32 @@ def _endless(distance: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
     return distance.masked_fill(distance > _ENDLESS, torch.inf)
 
 
+def _step(logits: Float[Tensor, "rows vocabulary"]) -> int:
+    return max(1, _CACHED // max(1, logits.shape[1]))
+
+
 def _on_cpu(
     ours: Float[Tensor, "rows vocabulary"],
-    theirs: Float[Tensor, "some vocabulary"] | None,
+    theirs: Kept | None,
     row: Int64[Tensor, " tokens"],
     token: Int64[Tensor, " tokens"],
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "3 rows"]]:
     """A few rows after another."""
     # Read row by row, so the numbers of each have to lie together.
-    ours, theirs = ours.detach().contiguous(), None if theirs is None else theirs.detach().contiguous()
+    ours = ours.detach().contiguous()
     top, log_sum = torch.empty(2, len(ours))
     curves = torch.full((3, len(ours)), torch.nan)
-    step = max(1, _CACHED // max(1, ours.shape[1]))
-    for first in range(0, len(ours), step):
-        here = slice(first, min(first + step, len(ours)))
-        one = _Rows(ours[here])
+    for number, some in enumerate(ours.split(_step(ours))):
+        here = slice(number * _step(ours), number * _step(ours) + len(some))
+        one = _Rows(some)
         top[here], log_sum[here], curves[0, here] = one.top, one.log_sum, one.entropy()
         if theirs is None:
             continue
-        there = theirs[here]
-        if len(there) == 0:
+        other = theirs.beside(some, number)
+        if other is None:
             curves[1, here], curves[2, here] = 0.0, 1.0
-            continue
-        if (missing := ours[first + len(there) : here.stop]).numel():
-            # As many rows as ours: sums over another number of rows may have other bits.
-            there = torch.cat([there, missing])
-        curves[1, here], curves[2, here] = one.distance_of(_Rows(there))
+        else:
+            curves[1, here], curves[2, here] = one.distance_of(other)
     return (ours[row, token].float() - top[row]) - log_sum[row], curves
 
 
@@ -106,10 +133,11 @@ class _Rows:
 
     def __init__(self, logits: Float[Tensor, "rows vocabulary"]) -> None:
         given = logits.float()
-        self.top = given.amax(-1)
-        self.below = (given - self.top[:, None]).clamp_(min=_NEVER)
-        # Of what is in the caches by now, and numpy's is several times as fast as torch's.
-        self.likeliest = torch.from_numpy(np.argmax(self.below.numpy(), axis=-1))
+        # Several times as fast as torch's.
+        self.likeliest = torch.from_numpy(np.argmax(given.numpy(), axis=-1))
+        top = given.gather(-1, self.likeliest[:, None])
+        self.top = top[:, 0]
+        self.below = (given - top).clamp_(min=_NEVER)
         self.exp = self.below.exp()
         self.sum = self.exp.sum(-1)
         self.log_sum = self.sum.log()
