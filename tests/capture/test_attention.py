@@ -529,13 +529,13 @@ def test_the_forward_inside_agrees_with_eager(family):
 
 def test_long_windowed_prompts_are_masked_block_by_block(monkeypatch):
     monkeypatch.setattr(forwards, "ROWS_AT_ONCE", 10)
-    sdpa, asked = forwards.sdpa_attention_forward, []
+    sdpa, asked = forwards._by_sdpa, []
 
     def counted(module, q, *others, **options):
         asked.append(q.shape[2])
         return sdpa(module, q, *others, **options)
 
-    monkeypatch.setattr(forwards, "sdpa_attention_forward", counted)
+    monkeypatch.setattr(forwards, "_by_sdpa", counted)
     model = tiny("mistral")
     blocks = next(received(model, PROMPTS[:1], kernel=streaming.received))
     assert max(asked) == 10
@@ -732,7 +732,7 @@ def test_forwards_that_were_not_announced_are_each_measured_by_their_own_padding
 @pytest.mark.parametrize("family", ["llama", "qwen3"], ids=["without-its-lse", "with-its-lse"])
 def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
     """A real token sees what it would see without it, so the causal forward serves."""
-    sdpa = forwards.sdpa_attention_forward
+    sdpa = forwards._by_sdpa
 
     def causal_only(module, q, k, v, mask, **options):
         assert mask is None, "a masked forward"
@@ -746,7 +746,7 @@ def test_padding_on_the_right_needs_no_mask(family, monkeypatch):
         ids[row, : len(prompt)], real[row, : len(prompt)] = torch.tensor(prompt.token_ids), 1
     with torch.inference_mode():
         masked = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
-        monkeypatch.setattr(forwards, "sdpa_attention_forward", causal_only)
+        monkeypatch.setattr(forwards, "_by_sdpa", causal_only)
         with capturing(model.model, layers=[1], kernel=streaming.received):
             ours = model.model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours[real.bool()], masked[real.bool()], rtol=1e-5, atol=1e-5)

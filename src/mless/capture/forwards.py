@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -70,6 +70,14 @@ def chosen_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
     return torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
 
 
+def _knows_shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> bool:
+    """Whether SDPA's fused kernel for CPUs reads each key head once for all heads that share it."""
+    if not q.is_cpu:
+        return False
+    chosen = torch._fused_sdp_choice(q, k, v, mask, 0.0, False, scale=scale, enable_gqa=True)  # pyright: ignore[reportPrivateUsage]
+    return chosen == SDPBackend.FLASH_ATTENTION.value
+
+
 def attention_of(call: Call) -> Float[Tensor, "batch queries heads dim"]:
     """The call's attention as the model itself computes it, by SDPA where that knows the scores."""
     plain = all(call.score[name] is None for name in ("softcap", "sinks", "bias"))
@@ -81,12 +89,8 @@ def sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
         return out
 
     def sdpa(q: Tensor, keys: slice, mask: Tensor | None, causal: bool | None = None) -> Tensor:
-        k, v, scale = call.key[:, :, keys], call.value[:, :, keys], call.score["scale"]
-        if k.shape[1] == q.shape[1]:
-            # Some heads of the module, with a key head each: transformers would repeat key heads as often as for all of them.
-            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=bool(causal), scale=scale)
-            return out.transpose(1, 2).contiguous()
-        return sdpa_attention_forward(call.module, q, k, v, mask, scaling=scale, is_causal=causal)[0]
+        k, v = call.key[:, :, keys], call.value[:, :, keys]
+        return _by_sdpa(call.module, q, k, v, mask, scaling=call.score["scale"], is_causal=causal)
 
     if call.mask.causal_for_real and call.query.shape[2] == call.key.shape[2]:
         return sdpa(call.query, slice(None), None, causal=True)
@@ -96,6 +100,27 @@ def sdpa_forward(call: Call) -> Float[Tensor, "batch queries heads dim"]:
         rows = min(rows, max(_ROWS_AT_LEAST, 1 << max(0, seen.widest // 2 - 1).bit_length()))
     out = [sdpa(call.query[:, :, first:last], keys, mask) for first, last, keys, mask in _blocks(call, rows)]
     return out[0] if len(out) == 1 else torch.cat(out, dim=1)
+
+
+def _by_sdpa(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float,
+    is_causal: bool | None = None,
+) -> Float[Tensor, "batch queries heads dim"]:
+    shared = k.shape[1] != q.shape[1]
+    # Some heads of the module, with a key head each: transformers would repeat key heads as often as for all of them. And where there is a mask it
+    # repeats them on a CPU too, although SDPA need not.
+    if not shared or (mask is not None and _knows_shared_keys(q, k, v, mask, scaling)):
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=bool(is_causal), scale=scaling, enable_gqa=shared
+        )
+        return out.transpose(1, 2).contiguous()
+    return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, is_causal=is_causal)[0]
 
 
 def _blocks(call: Call, rows: int) -> Iterator[tuple[int, int, slice, Tensor]]:
