@@ -364,15 +364,16 @@ class _Writer:
                     writing.put(ready)
 
             for group, units_of_it in measurement.run_groups(bench, groups, here, self._halved, while_idle):
-                asked_for, began = {unit.key for unit in group.units}, time.monotonic()
+                asked_for, last, longest = {unit.key for unit in group.units}, time.monotonic(), 0.0
                 for unit, found in units_of_it:
                     _check_asked(measurement, asked_for, unit)
+                    last, longest = (now := time.monotonic()), max(longest, now - last)
                     self._note()
                     store.add(unit.key, found)
                     seen.add(unit.key)
                     absent.discard(unit.key)
-                    # What waits must not wait through another group that takes as long as this one.
-                    for ready in store.ready(at_once=time.monotonic() - began > PATIENCE):
+                    # What waits must not wait for another unit that takes as long as one of this group.
+                    for ready in store.ready(at_once=longest > PATIENCE):
                         writing.put(ready)
                     what = f"{measurement.doing}, {unit.condition.name}"
                     show()
