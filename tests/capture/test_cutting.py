@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from mless.capture import capturing, cutting, received
-from mless.capture.cutting import check_cuts, cut_attached, runs_of
+from mless.capture.cutting import check_cuts, cut_attached, first_cut, runs_of
 from mless.changes import NAMED_SPANS, Cut
 from mless.errors import BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.models import LoadedModel
@@ -335,6 +335,24 @@ def test_runs_hold_just_the_edges_that_are_left() -> None:
                 seen[at, run.first : at + 1] = True
         wanted = np.tril(~table[labels][:, labels]) | np.eye(len(labels), dtype=bool)
         assert np.array_equal(seen, wanted)
+
+
+def test_the_first_token_that_loses_an_edge() -> None:
+    """Random cuts of prompts whose spans come in any order, edge by edge."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        order = rng.permutation(NAMED_SPANS[:-1])[: rng.integers(1, 6)]
+        prompt = prompt_of(*((str(name), int(rng.integers(1, 4))) for name in order))
+        labels = labels_of(prompt, len(prompt))
+        cuts = [Cut(*rng.choice(NAMED_SPANS, 2).tolist()) for _ in range(rng.integers(1, 4))]
+        lost = [
+            query
+            for query in range(len(prompt))
+            for key in range(query)
+            for cut in cuts
+            if labels[query] in cut.queries and labels[key] in cut.keys
+        ]
+        assert first_cut(cuts, prompt) == min([*lost, len(prompt) - 1])
 
 
 def by_sequences(q: Any, k: Any, v: Any, plan: Any, scale: float) -> torch.Tensor:

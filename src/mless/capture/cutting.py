@@ -154,6 +154,18 @@ def _refuse_blind(cuts: Sequence[Cut], prompt: Prompt, where: str, *, answer: bo
             before.append(own)
 
 
+def first_cut(cuts: Sequence[Cut], prompt: Prompt) -> int:
+    """The first token of the prompt that loses an edge, and at the latest the one that the answer's first token is predicted from."""
+    found = [len(prompt) - 1]
+    for cut in cuts:
+        keys = [span.start for span in prompt.spans if span.name in spans_of(cut.keys)]
+        for span in prompt.spans:
+            # A token sees earlier ones, and never loses itself.
+            if keys and span.name in spans_of(cut.queries) and min(keys) + 1 < span.stop:
+                found.append(max(span.start, min(keys) + 1))
+    return min(found)
+
+
 # ---- masks -----------------------------------------------------------------------------------------------------------------
 
 
@@ -480,10 +492,10 @@ class CutHandle(Change):
         self._masks: dict[tuple[int, int, int], tuple[Mask, Mask]] = {}
         self._forward = -1
 
-    def rows(self, prompts: Sequence[Prompt | None], lengths: Sequence[int] | None = None) -> None:
-        """The prompts of the forwards to come, one for each row; `lengths` as in `Follower.rows`. A row without a prompt has no cuts."""
+    def rows(self, prompts: Sequence[Prompt | None], lengths: Sequence[int] | None = None, before: int = 0) -> None:
+        """The prompts of the forwards to come, one for each row; `lengths` and `before` as in `Follower.rows`. A row without a prompt has no cuts."""
         self._check(prompts)
-        self._follower.rows(prompts, lengths)
+        self._follower.rows(prompts, lengths, before=before)
 
     def _check(self, prompts: Sequence[Prompt | None]) -> None:
         for prompt in prompts:

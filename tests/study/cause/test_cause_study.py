@@ -122,6 +122,7 @@ def test_a_run_that_starts_late_has_the_numbers_of_one_that_starts_at_the_first_
     if not skips:
         few = {"limit": 2}
         monkeypatch.setattr("mless.capture.pairing.first_patched", lambda *_: 0)
+        monkeypatch.setattr("mless.capture.cutting.first_cut", lambda *_: 0)
         started = run_tiny(tiny, task, tmp_path / "started", **few).folder
     said = json.loads((started / "likelihood" / "study.json").read_text())["proofs"]["patched runs"]
     assert said == f"start at the first layer{' and token' if skips else ''} that is changed"

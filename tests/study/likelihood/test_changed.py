@@ -22,7 +22,7 @@ from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitect
 from mless.kernels.threads import has_own_thread_count
 from mless.results.folder import ResultFolder
 from mless.study import load_study, run_study, verdict_lines
-from mless.study.likelihood import measure
+from mless.study.likelihood import measure, rows
 from mless.study.verifying import verify
 from models.tiny_models import save_tokenizer
 from models.walking import save
@@ -203,6 +203,34 @@ def test_patched_rows_are_those_of_whole_runs_whatever_runs_beside_them(
         assert values(tmp_path / "skips", condition) == pytest.approx(values(tmp_path / "whole", condition), abs=1e-5)
 
 
+def test_cut_rows_are_those_of_whole_runs(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a study patches too, so that what is before the first cut edge is there."""
+    cuts = {name: one for name, one in DECLARED.items() if "cut" in one}
+    assert len(cuts) == 3
+    # Of one head in a later layer, for some of the prompt's tokens.
+    cuts["late"] = FILLER | {"cut": [{"queries": "question", "keys": "filler", "layers": "2", "heads": "2"}]}
+    asked: dict[str, Any] = {"conditions": ["none", "mless", *cuts, "mlp"], "condition": DECLARED | cuts}
+    own, skipped = Scorer.__call__, dict[str, int]()
+
+    def call(self: Any, rows: Any, *more: Any, **named: Any) -> Any:
+        skipped[rows[0].prompt.condition] = named.get("skipped", 0)
+        return own(self, rows, *more, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scorer, "__call__", call)
+        run(tiny, task, tmp_path / "skips", **asked)
+    assert skipped["none"] == skipped["mless"] == 0
+    assert 0 < skipped["nobody"] <= skipped["late"] < skipped["question-only"] == skipped["late-head"]
+    monkeypatch.setattr("mless.capture.cutting.first_cut", lambda *_: 0)
+    run(tiny, task, tmp_path / "whole", **asked)
+    for condition in cuts:
+        found = values(tmp_path / "skips", condition)
+        assert found == pytest.approx(values(tmp_path / "whole", condition), abs=1e-5)
+        assert np.abs(found - values(tmp_path / "skips", "mless")).max() > 1e-5
+
+
 def test_a_model_that_looks_back_by_other_means_than_attention_is_run_with_all_tokens(
     task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +291,24 @@ def test_rows_side_by_side_have_the_bits_of_rows_one_by_one(tiny: Path, task: Pa
         three = (tmp_path / "three" / f"{name}.parquet").read_bytes()
         assert (tmp_path / "one" / f"{name}.parquet").read_bytes() == three, name
         assert (tmp_path / "resumed" / f"{name}.parquet").read_bytes() == three, name
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_what_changed_rows_take_is_recorded_while_it_is_scored(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward of its own costs as much as two rows. Only the proofs have some, for one item."""
+    own, items = rows.recorded_rows, list[str]()
+
+    def recorded(lane: Any, places: Any, some: Any, *more: Any) -> Any:
+        items.extend(row.prompt.item for row in some)
+        return own(lane, places, some, *more)
+
+    monkeypatch.setattr(rows, "recorded_rows", recorded)
+    chosen = ["none", "mless", "nobody", "question-only", "put-in", "taken-out", "mlp"]
+    run(tiny, task, tmp_path / "out", conditions=chosen)
+    assert len(set(items)) == 1
+    assert len(items) == 2
 
 
 @pytest.mark.usefixtures("three_threads")

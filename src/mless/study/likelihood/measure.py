@@ -19,7 +19,7 @@ from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.changing import prove_changes
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
-from mless.study.likelihood.rows import changes, first_changed, padded, source_of
+from mless.study.likelihood.rows import changes, first_changed, padded
 from mless.study.likelihood.tables import write_effects
 from mless.study.likelihood.texts import Texts, texts_of, tokens_after
 from mless.study.likelihood.unit_tables import expected_rows, tables_of_texts
@@ -79,6 +79,8 @@ class LikelihoodMeasurement(Measurement):
         self._patches = False
         #: By item: those whose patched rows run beside its own.
         self._chunks: dict[int, list[int]] | None = None
+        #: How many rows run side by side on a CPU.
+        self._side_by_side: int | None = None
         #: The engine, where mless does not read the model itself.
         self._asking = None if self.settings.by_mless else Asking(spec, self.settings)
 
@@ -179,6 +181,7 @@ class LikelihoodMeasurement(Measurement):
             beside=lambda number: self._beside(bench, number),
             records=_runs_alone(bench),
         )
+        self._lanes(bench)  # before a lane asks
         none = bench.conditions[0]
         scored = [unit for unit in bench.units() if unit.condition is none and self._texts[unit.number]]
         first = min(scored, key=self._length)  # any will do, and the shortest is the quickest
@@ -188,7 +191,7 @@ class LikelihoodMeasurement(Measurement):
         scoring.together = self.proofs["texts"] == "in one row"
         if _runs_alone(bench):
             lanes.open(scoring.rows(first)[0])
-            self.proofs["rows side by side"] = len(lanes)
+            self.proofs |= {"rows side by side": len(lanes), "weights packed": lanes.packed}
         self.proofs |= self._prove_changes(bench, scoring)
         patched = {"patched runs in use": self.proofs["patched runs"]} if self._patches else {}
         said = "in one row" if scoring.together else f"in a row each ({self.proofs['why']})"
@@ -230,21 +233,22 @@ class LikelihoodMeasurement(Measurement):
         # On a GPU rows run together anyway. Other dtypes round too much to see whether the numbers are the same.
         if model.device.type not in ALONE or model.dtype != "float32":
             return ""
-        patched = [unit for unit in bench.units() if unit.condition.patch and self._texts[unit.number]]
-        shortest = min(patched, key=self._length).number if patched else 0
-        deepest: dict[str, tuple[int, Unit]] = {}
+        changed = [unit for unit in bench.units() if changes(unit.condition) and self._texts[unit.number]]
+        shortest = min(changed, key=self._length).number if changed else 0
+        deepest: dict[Any, tuple[int, Unit]] = {}
         scoring.skips = True
         scoring.record_anew()
         recordings = scoring.recordings(None)
-        for unit in (one for one in patched if one.number == shortest):
+        for unit in (one for one in changed if one.number == shortest):
             base, first = recordings.base_of(unit.condition)
-            skipped = recordings.skipped(unit.condition, source_of(unit, 0), scoring.rows(unit)[0])
-            if skipped and (base not in deepest or first < deepest[base][0]):
-                deepest[base] = first, unit
-        whys = [why for _, unit in deepest.values() if (why := _why_no_skipping(scoring, unit))]
-        scoring.skips = bool(deepest) and not whys
+            kind = base, frozenset((cut.to, cut.heads is None) for cut in unit.condition.cut)
+            if recordings.skipped(unit, 0, scoring.rows(unit)[0]) and (kind not in deepest or first < deepest[kind][0]):
+                deepest[kind] = first, unit
+        units = [unit for _, unit in deepest.values()]
+        why = _why_no_skipping(scoring, units) if units else ""
+        scoring.skips = bool(units) and not why
         scoring.record_anew()
-        return next(iter(whys), "")
+        return why
 
     def _beside_each_other(self, bench: Bench) -> Iterator[list[Unit]]:
         """Some units of each kind of changes, as they run together: patches of one item, and one condition's cuts. Hundreds of patches are a few kinds."""
@@ -308,7 +312,7 @@ class LikelihoodMeasurement(Measurement):
         one for each lane.
         """
         if _runs_alone(bench):
-            lanes = _lanes(bench)
+            lanes = self._lanes(bench)
             first = number - number % lanes
             return range(first, min(first + lanes, len(bench.items)))
         if self._chunks is None:
@@ -326,8 +330,18 @@ class LikelihoodMeasurement(Measurement):
 
     def _group_of_lanes(self, bench: Bench) -> int:
         """Rows of a group on a CPU: lanes wait for each other at its end."""
-        lanes = _lanes(bench)
+        lanes = self._lanes(bench)
         return lanes * _FOR_EACH_LANE if lanes > 1 else 1
+
+    def _lanes(self, bench: Bench) -> int:
+        """How many rows run side by side on a CPU; where others measure, they know. First asked by the thread that measures: a lane's own number of
+        threads says nothing about it.
+        """
+        if self._side_by_side is None:
+            from mless.capture.lanes import lanes_here
+
+            self._side_by_side = lanes_here() if bench.has_model else 1
+        return self._side_by_side
 
     def _by_item(self, bench: Bench, unit: Unit) -> bool:
         """Whether its rows run beside others of the same item, and not beside other items: patched ones, and on a CPU what they are compared with."""
@@ -365,10 +379,10 @@ class LikelihoodMeasurement(Measurement):
         prompts = bench.prompts_of(none.name)
         first = [Unit(none, number, prompts[number]) for number in scoring.lacking(needed)]
         others = [unit for unit in units if unit.key not in {one.key for one in first}]
-        # What patches take is recorded before rows take it.
-        unpatched = [unit for unit in others if not unit.condition.patch]
-        patched = [unit for unit in others if unit.condition.patch]
-        for some, changed in ((first, False), (unpatched, True), (patched, True)):
+        # What changed rows take is recorded before rows take it.
+        plain = [unit for unit in others if not changes(unit.condition)]
+        changed_ones = [unit for unit in others if changes(unit.condition)]
+        for some, changed in ((first, False), (plain, True), (changed_ones, True)):
             arm = group.units[0].condition.arm if changed else None
             for unit, scored in scoring.scored(some, group.width, arm, changed=changed):
                 if unit.key in left:
@@ -413,18 +427,21 @@ class LikelihoodMeasurement(Measurement):
         return likelihood_lines(path)
 
 
-def _why_no_skipping(scoring: RowScoring, unit: Unit) -> str:
-    found: list[np.ndarray] = []
+def _why_no_skipping(scoring: RowScoring, units: Sequence[Unit]) -> str:
+    found: list[dict[str, np.ndarray]] = []
+    # Both ways take from the same recordings.
     for scoring.skips in (False, True):
-        scoring.record_anew()
         try:
-            ((_, scored),) = scoring.scored([unit], None, changed=True, compared=False)
-            found.append(np.concatenate([text for one in scored for text in one.texts]))
+            scored = scoring.scored(units, None, changed=True, compared=False)
+            found.append(
+                {unit.key: np.concatenate([text for one in own for text in one.texts]) for unit, own in scored}
+            )
         except Exception as fault:  # a layer that needs earlier tokens may fail in any way
             if not scoring.skips or is_out_of_memory(fault):
                 raise
             return f"without earlier ones a layer fails ({first_line(fault)})"
-    apart = float(np.abs(found[1] - found[0]).max(initial=0.0))
+    whole, later = found
+    apart = max(float(np.abs(later[key] - own).max(initial=0.0)) for key, own in whole.items())
     return "" if apart <= _SAME else f"without earlier ones log-probabilities differ by {apart:.1g}"
 
 
@@ -432,17 +449,8 @@ def _turn(unit: Unit, layers: int, *, alone: bool) -> tuple[int, ...]:
     """When the unit's rows run within their group."""
     # Rows of one forward start at the first layer that one of them changes.
     first = first_changed(unit.condition, layers) if unit.condition.patch else 0
-    # On a CPU rows of one item that have the same prompt follow each other.
-    return (unit.number, len(unit.prompt or ()), first) if alone else (first,)
-
-
-def _lanes(bench: Bench) -> int:
-    """How many rows run side by side on a CPU; where others measure, they know."""
-    if not bench.has_model:
-        return 1
-    from mless.capture.lanes import lanes_here
-
-    return lanes_here()
+    # On a CPU item by item, as they run: what others take, then rows that have the same prompt.
+    return (unit.number, changes(unit.condition), len(unit.prompt or ()), first) if alone else (first,)
 
 
 def _runs_alone(bench: Bench) -> bool:

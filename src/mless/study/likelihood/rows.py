@@ -34,13 +34,13 @@ def changes(condition: Condition) -> bool:
 
 
 @contextmanager
-def cut_rows(model: LoadedModel, cuts: Sequence[Cut], rows: Sequence[Branches]) -> Generator[None]:
-    """Inside the block a forward of these rows has the cuts; all texts are the answer."""
+def cut_rows(model: LoadedModel, cuts: Sequence[Cut], rows: Sequence[Branches], skipped: int = 0) -> Generator[None]:
+    """Inside the block a forward of these rows has the cuts; all texts are the answer. `skipped`: so many tokens, the first ones, are not computed."""
     from mless.capture.cutting import cut_attached
 
     prompts = [row.prompt for row in rows]
     with cut_attached(model, cuts, prompts) as handle:
-        handle.rows(prompts, [len(row) for row in rows])
+        handle.rows(prompts, [len(row) for row in rows], skipped)
         yield
 
 
@@ -73,16 +73,11 @@ class Source(NamedTuple):
     at: int
 
 
-def source_of(unit: Unit, at: int) -> Source:
-    """The row that a patched unit's row takes its values from."""
-    return Source(unit.condition.patch[0].source, unit.number, at)
-
-
 class Recordings:
-    """What rows of unchanged conditions compute, recorded once for all patches of an item. Several lanes may ask at once.
+    """What rows of unchanged conditions compute, recorded once for all changed rows of an item. Several lanes may ask at once.
 
     `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
-    `whole`: patched rows run from the first layer on. `skips`: tokens before the first one that a patch may change are not computed.
+    `whole`: changed rows run from the first layer on. `skips`: tokens before the first one that a patch or a cut may change are not computed.
     """
 
     def __init__(
@@ -110,19 +105,22 @@ class Recordings:
         by_prompts = {_tokens(prompts[one.name]): one.name for one in reversed(plain)}
         self._plain = {one.name for one in plain}
         unhidden = {one.name for one in plain if not one.hidden}
-        #: By patched condition: the one with the same prompts and no changes, and the first layer that differs from it.
+        #: By changed condition: the one with the same prompts and no changes, and the first layer that differs from it.
         self._bases: dict[str, tuple[str, int]] = {}
-        #: The patched conditions whose rows may begin at a later token.
+        #: The changed conditions whose rows may begin at a later token.
         self._skipping: set[str] = set()
-        for one in (one for one in conditions if one.patch):
-            source, first = one.patch[0].source, first_changed(one, model.layers)
-            self._need(source, places_of(model.model, loaded_patches(one, model)))
+        for one in filter(changes, conditions):
+            first, sources = first_changed(one, model.layers), {patch.source for patch in one.patch}
+            for source in sources:
+                self._need(source, places_of(model.model, loaded_patches(one, model)))
             base = by_prompts.get(_tokens(prompts[one.name]))
             if base is None or one.arm is not None or whole:
                 continue
             # Keys that are put in are seen by tokens that have no patch.
             own_tokens = all(patch.part != "keys-values" for patch in one.patch)
-            may_skip = skips and own_tokens and not one.cut and {base, source} <= unhidden
+            may_skip = skips and own_tokens and not (one.cut and one.patch) and {base, *sources} <= unhidden
+            if not (one.patch or may_skip):
+                continue
             if may_skip:
                 self._skipping.add(one.name)
                 self._need(base, self._keys(first))
@@ -143,17 +141,26 @@ class Recordings:
         self._beside = lambda number: [number]
 
     def base_of(self, condition: Condition) -> tuple[str, int]:
-        """The condition that its rows are before they are patched, and the first layer that is computed."""
+        """The condition that its rows are before they are changed, and the first layer that is computed."""
         return self._bases.get(condition.name, ("", 1))
 
-    def skipped(self, condition: Condition, source: Source, row: Branches) -> int:
-        """How many tokens of the row, the first ones, need not be computed. It follows from the row and its condition alone."""
+    def starts_later(self, condition: Condition) -> bool:
+        """Whether its rows take what is before their first change from a run without changes."""
+        return condition.name in self._bases
+
+    def skipped(self, unit: Unit, at: int, row: Branches) -> int:
+        """How many tokens of the unit's row of that number, the first ones, need not be computed. It follows from the row and its condition alone."""
+        from mless.capture.cutting import first_cut
         from mless.capture.pairing import first_patched
 
-        other = self._row_of(source)
-        if condition.name not in self._skipping or other is None:
+        if unit.condition.name not in self._skipping:
             return 0
-        return first_patched(loaded_patches(condition, self._model), row.prompt, other.prompt)
+        if not unit.condition.patch:
+            return first_cut(loaded_cuts(unit.condition, self._model), row.prompt)
+        other = self._row_of(_source_of(unit, at))
+        return (
+            0 if other is None else first_patched(loaded_patches(unit.condition, self._model), row.prompt, other.prompt)
+        )
 
     def _keys(self, first: int) -> list[Place]:
         """Keys and values of every layer that is computed and has attention."""
@@ -162,37 +169,38 @@ class Recordings:
         return [("keys-values", layer) for layer in attention_layers(self._model.model) if layer >= first]
 
     @contextmanager
-    def patched(
-        self,
-        lane: Lane,
-        batch: Sequence[tuple[Condition, Source, Branches]],
-        count: int,
-        length: int,
-        skipped: int,
+    def in_force(
+        self, lane: Lane, batch: Sequence[tuple[Unit, int, Branches]], count: int, length: int, skipped: int
     ) -> Generator[None]:
-        """Inside the block the lane's forward of these rows has their patches. Each comes with its condition and the row that it takes its values from.
-        `skipped`: so many tokens, the first ones, are not computed.
+        """Inside the block the lane's forward of these rows has their patches, and the cuts of the first one, which all have. It starts at their first
+        change. Each row comes with its unit and its number among the unit's rows. `skipped`: so many tokens, the first ones, are not computed.
         """
         from mless.capture.patching import places_of
         from mless.capture.starting import starting
 
-        model = lane.model
-        self._keep_only({number for _, source, _ in batch for number in self._beside(source.number)})
-        by_row = [loaded_patches(condition, model) for condition, _, _ in batch]
-        places = [places_of(model.model, patches) for patches in by_row]
-        runs = [self._run(lane, source, asked) for (_, source, _), asked in zip(batch, places, strict=True)]
-        first = min(self.base_of(condition)[1] for condition, _, _ in batch)
+        model, rows = lane.model, [row for *_, row in batch]
+        self._keep_only({number for unit, *_ in batch for number in self._beside(unit.number)})
+        by_row = [loaded_patches(unit.condition, model) for unit, *_ in batch]
+        patches = list(dict.fromkeys(patch for own in by_row for patch in own))
+        runs = [
+            self._run(lane, _source_of(unit, at), places_of(model.model, own))
+            for (unit, at, _), own in zip(batch, by_row, strict=True)
+            if patches
+        ]
+        first = min(self.base_of(unit.condition)[1] for unit, *_ in batch)
         with ExitStack() as stack:
             if first > 1 or skipped:
                 wanted: list[Place] = [("residual", first - 1)] if first > 1 else []
                 wanted += self._keys(first) if skipped else []
-                own = [
-                    self._run(lane, source._replace(condition=self.base_of(condition)[0]), wanted)
-                    for condition, source, _ in batch
+                before = [
+                    self._run(lane, Source(self.base_of(unit.condition)[0], unit.number, at), wanted)
+                    for unit, at, _ in batch
                 ]
-                stack.enter_context(starting(model.model, first, own, count, length, skipped))
-            every = list(dict.fromkeys(patch for patches in by_row for patch in patches))
-            stack.enter_context(patched_rows(model, every, [row for *_, row in batch], runs, by_row, skipped))
+                stack.enter_context(starting(model.model, first, before, count, length, skipped))
+            if patches:
+                stack.enter_context(patched_rows(model, patches, rows, runs, by_row, skipped))
+            if cuts := self._cuts[batch[0][0].condition.name]:
+                stack.enter_context(cut_rows(model, cuts, rows, skipped))
             yield
 
     @contextmanager
@@ -239,6 +247,11 @@ class Recordings:
         with cut_rows(lane.model, cuts, list(rows.values())) if cuts else nullcontext():
             found = recorded_rows(lane, wanted, list(rows.values()), *shape)
         self._kept.update(zip(rows, found, strict=True))
+
+
+def _source_of(unit: Unit, at: int) -> Source:
+    """The row that a patched unit's row takes its values from."""
+    return Source(unit.condition.patch[0].source, unit.number, at)
 
 
 def _tokens(prompts: Sequence[Prompt]) -> tuple[Any, ...]:

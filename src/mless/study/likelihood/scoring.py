@@ -13,7 +13,7 @@ from mless.capture.lanes import Lane, Lanes
 from mless.capture.scoring import Scores
 from mless.study.bench import Bench, Unit
 from mless.study.changing import loaded_cuts
-from mless.study.likelihood.rows import Recordings, Source, cut_rows, padded, source_of
+from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, padded
 from mless.study.likelihood.texts import Texts
 from mless.values import ArmSettings, arm_seed
 
@@ -57,14 +57,14 @@ class RowScoring:
         records: bool,
     ) -> None:
         """`alone`: each row runs by itself. `at_once`: tokens of other forwards. `beside`: the items whose patched rows run together. `records`: what
-        patches take is recorded while it is scored.
+        changed rows take is recorded while it is scored.
         """
         self._bench, self._texts, self.lanes = bench, texts, lanes
         self.alone, self._at_once, self._beside, self._records = alone, at_once, beside, records
         self._patches = any(one.patch for one in bench.conditions)
         #: Whether all texts of a prompt run in one row.
         self.together = True
-        #: Whether patched rows run from the first layer on, and whether they begin at the first token that is changed.
+        #: Whether changed rows run from the first layer on, and whether they begin at the first token that is changed.
         self.whole = self.skips = False
         #: By the number of rows at once.
         self._recorded: dict[int | None, Recordings] = {}
@@ -206,8 +206,8 @@ class RowScoring:
             for at, row in enumerate(rows[unit.key]):
                 shape = (1, len(row)) if alone else self.shape(row, width)
                 skipped = 0
-                if recordings is not None and self.skips and unit.condition.patch:
-                    skipped = recordings.skipped(unit.condition, source_of(unit, at), row)
+                if recordings is not None and self.skips and changes(unit.condition):
+                    skipped = recordings.skipped(unit, at, row)
                 # Rows with a mask of their own run apart from plain ones: what computes a row must not depend on its neighbours.
                 batches[shape, skipped, row.own_mask].append((unit, at, row))
         return [
@@ -219,14 +219,13 @@ class RowScoring:
     @contextmanager
     def _changed(self, lane: Lane, forward: _Forward, recordings: Recordings | None) -> Generator[None]:
         """The cuts that these rows have in common, and each row's patches."""
-        first = forward.rows[0][0].condition
-        with ExitStack() as stack:
-            if recordings is not None and any(unit.condition.patch for unit, *_ in forward.rows):
-                rows = [(unit.condition, source_of(unit, at), row) for unit, at, row in forward.rows]
-                patched = recordings.patched(lane, rows, forward.count, forward.length, forward.skipped)
-                stack.enter_context(patched)
-            if cuts := loaded_cuts(first, lane.model):
-                stack.enter_context(cut_rows(lane.model, cuts, [row for *_, row in forward.rows]))
+        conditions = [unit.condition for unit, *_ in forward.rows]
+        if recordings is not None and any(one.patch or recordings.starts_later(one) for one in conditions):
+            with recordings.in_force(lane, forward.rows, forward.count, forward.length, forward.skipped):
+                yield
+            return
+        cuts = loaded_cuts(conditions[0], lane.model)
+        with cut_rows(lane.model, cuts, [row for *_, row in forward.rows]) if cuts else nullcontext():
             yield
 
     def recordings(self, width: int | None) -> Recordings:
