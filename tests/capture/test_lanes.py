@@ -17,7 +17,7 @@ from mless.capture.branching import Branches, branches
 from mless.capture.lanes import Lane, Lanes
 from mless.kernels.packed import PackedWeights
 from mless.kernels.threads import has_own_thread_count
-from mless.models import LoadedModel, describe, load
+from mless.models import LoadedModel, describe, load, widening
 from mless.models.twins import twin
 from spelling import model_folder
 
@@ -56,8 +56,8 @@ def entering(lane: Lane) -> Generator[None]:
     yield
 
 
-@pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 2), (9, 4)], indirect=["threads"])
-def test_there_are_as_many_as_threads_up_to_four(lanes: Lanes, threads: int, count: int) -> None:
+@pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 2), (5, 4), (6, 3), (9, 3), (16, 4)], indirect=["threads"])
+def test_there_are_up_to_four_and_few_threads_without_one(lanes: Lanes, threads: int, count: int) -> None:
     assert len(lanes) == count
     assert torch.get_num_threads() == threads
     found = [number for _, number in lanes.each(range(count), lambda *_: torch.get_num_threads(), entering)]
@@ -106,7 +106,7 @@ def test_a_fault_is_the_callers_and_no_further_task_begins(lanes: Lanes, where: 
 
     with pytest.raises(ValueError, match="no"):
         list(lanes.each(range(1000), run, failing))
-    assert len(begun) < 50
+    assert len(begun) < 1000
     # They can be used again.
     assert dict(lanes.each([1], lambda *_: 2, entering)) == {1: 2}
 
@@ -122,15 +122,56 @@ def test_where_the_caller_ends_the_lanes_do(lanes: Lanes) -> None:
     next(iter(some))
     some.close()  # pyright: ignore[reportAttributeAccessIssue]
     done = len(begun)
-    assert done < 50
+    assert done < 1000
     threading.Event().wait(0.05)
     assert len(begun) == done
 
 
-@pytest.mark.parametrize("what", ["other bits", "fails", "none", "no threads"])
+def test_lanes_that_work_end_before_the_model_is_as_it_was(model: LoadedModel, row: Branches, threads: int) -> None:
+    """Whoever asked may still hold what it was given, as a fault's traceback does."""
+    lanes = Lanes(model)
+    lanes.open(row)
+    begun, going_on = list[int](), threading.Event()
+
+    def run(lane: Lane, _: None, task: int) -> None:
+        begun.append(task)
+        going_on.wait(60)
+
+    some = lanes.each(range(1000), lambda lane, entered, task: run(lane, entered, task) if task else None, entering)
+    next(iter(some))
+    threading.Timer(0.1, going_on.set).start()
+    lanes.close()
+    assert len(begun) <= threads
+    assert len(lanes) == 1
+    assert not [one for one in threading_names() if one.startswith("mless-lane")]
+    some.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def threading_names() -> list[str]:
+    return [one.name for one in threading.enumerate()]
+
+
+def test_weights_that_are_widened_for_each_product_have_one_lane(
+    model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lane would need memory for them."""
+    monkeypatch.setattr(widening, "_SMALL", 1)
+    widening.keep_narrow(model.model.to(torch.bfloat16))
+    assert any(isinstance(one, widening.Narrow) for one in model.model.parameters())
+    lanes = Lanes(model)
+    lanes.open(row)
+    assert len(lanes) == 1
+    assert not lanes.packed
+    lanes.close()
+
+
+@pytest.mark.parametrize("what", ["other bits", "fails", "no memory", "none", "no threads"])
 def test_where_the_other_lanes_are_of_no_use_there_is_one(
     model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
     def other(own: Any) -> Any:
         if what == "none":
             return None
@@ -139,6 +180,8 @@ def test_where_the_other_lanes_are_of_no_use_there_is_one(
             found.lm_head.weight = torch.nn.Parameter(found.lm_head.weight * 1.5)
         elif what == "fails":
             found.model.layers = None
+        elif what == "no memory":
+            found.model.norm.forward = refuse
         return found
 
     monkeypatch.setattr(of_lanes, "twin", other)
@@ -161,11 +204,25 @@ def bits(lanes: Lanes, row: Branches) -> list[list[bytes]]:
     return [found for _, found in lanes.each(range(2 * len(lanes)), scored, entering)]
 
 
+@pytest.fixture
+def known(model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The row's bits in lanes without packed weights."""
+    plain = Lanes(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(of_lanes, "PackedWeights", lambda _: [])
+        plain.open(row)
+    assert len(plain) == threads
+    assert not plain.packed
+    found = bits(plain, row)[0]
+    plain.close()
+    return found
+
+
 @needs_mkl
 @pytest.mark.parametrize("threads", [1, 3], indirect=True)
-def test_packed_weights_give_the_bits_of_plain_ones(model: LoadedModel, row: Branches, threads: int) -> None:
-    plain = Lanes(model)
-    known = bits(plain, row)[0]
+def test_packed_weights_give_the_bits_of_plain_ones(
+    model: LoadedModel, row: Branches, threads: int, known: list[bytes]
+) -> None:
     before = [dict(vars(module)) for module in model.model.modules()]
     lanes = Lanes(model)
     lanes.open(row)
@@ -175,16 +232,32 @@ def test_packed_weights_give_the_bits_of_plain_ones(model: LoadedModel, row: Bra
     assert not lanes.packed
     # Nothing of it is left in the model.
     assert [dict(vars(module)) for module in model.model.modules()] == before
-    assert bits(lanes, row) == [known] * 2
+    assert bits(lanes, row) == bits(Lanes(model), row)
+
+
+@needs_mkl
+def test_packed_weights_are_given_back_where_memory_is_short(
+    model: LoadedModel, row: Branches, threads: int, known: list[bytes]
+) -> None:
+    lanes = Lanes(model)
+    lanes.open(row)
+    lanes.unpack()
+    assert not lanes.packed
+    assert len(lanes) == threads
+    assert bits(lanes, row) == [known] * 2 * threads
+    lanes.close()
 
 
 @needs_mkl
 @pytest.mark.parametrize("what", ["other bits", "fails"])
 def test_weights_that_give_other_bits_are_not_packed(
-    model: LoadedModel, row: Branches, threads: int, monkeypatch: pytest.MonkeyPatch, what: str
+    model: LoadedModel,
+    row: Branches,
+    threads: int,
+    known: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
 ) -> None:
-    known = bits(Lanes(model), row)[0]
-
     def other(self: PackedWeights, module: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
         if what == "fails":
             raise RuntimeError("no")

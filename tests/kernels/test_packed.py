@@ -63,19 +63,26 @@ def test_where_the_bits_are_others_torchs_own_product_is_used(monkeypatch: pytes
 
 
 @needs_mkl
-def test_another_number_of_threads_is_asked_about_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numbers_of_threads_and_places_in_memory_are_asked_about_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     module, some = linear(32, 48), given(40, 32)
-    weights = PackedWeights([module])
-    multiply, count = weights._multiply, []
-    monkeypatch.setattr(weights, "_multiply", lambda *args: (count.append(1), multiply(*args))[1])
-    with torch.inference_mode():
-        before = torch.get_num_threads()
-        for threads in (1, 2, 1):
-            torch.set_num_threads(threads)
-            assert torch.equal(weights.product(module, some), module(some))
+    shifted = torch.empty(some.numel() + 1)[1:].view_as(some).copy_(some)
+    weights, count = PackedWeights([module]), list[int]()
+
+    def multiply(some: Tensor, *_: Any) -> Tensor:
+        count.append(torch.get_num_threads())
+        return module(some)
+
+    monkeypatch.setattr(weights, "_multiply", multiply)
+    before = torch.get_num_threads()
+    try:
+        with torch.inference_mode():
+            for threads, one in ((1, some), (2, some), (1, shifted), (1, some), (2, some)):
+                torch.set_num_threads(threads)
+                assert torch.equal(weights.product(module, one), module(one))
+    finally:
         torch.set_num_threads(before)
-    assert len(weights._same) == 2
-    assert len(count) == 3
+    assert len(weights._same) == 3
+    assert count == [1, 2, 1, 1, 2]
 
 
 @needs_mkl

@@ -1,7 +1,8 @@
 """Rows that run side by side on a CPU: a lane is a model of the same weights with its own modules, used by one thread at a time.
 
-Two threads with a row each are quicker than two threads that share each product of one row, and on a busy machine many times as quick: nobody
-waits for the other after each product. The lanes share their weights, and a second copy of them in the layout that products want.
+Two threads with a row each are quicker than two threads that share each product of one row, and on a busy machine many times as quick: no thread
+waits for another after each product. The lanes share their weights, and where that is of use a second copy of them in the layout that MKL
+multiplies from (`kernels.packed`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from mless.kernels.threads import has_own_thread_count, threads_of
 from mless.models import LoadedModel
 from mless.models.seams import replaced_forward
 from mless.models.twins import twin
+from mless.models.widening import Narrow
 
 Task = TypeVar("Task")
 Found = TypeVar("Found")
@@ -42,8 +44,11 @@ class Lane:
 
 
 def lanes_here() -> int:
-    """How many rows may run side by side on this machine's CPU."""
-    return min(_MOST, torch.get_num_threads()) if has_own_thread_count() else 1
+    """How many rows may run side by side on this machine's CPU: as many as leave fewest of its threads without work, and few of them."""
+    threads = torch.get_num_threads()
+    if threads < 2 or not has_own_thread_count():
+        return 1
+    return max(range(2, min(_MOST, threads) + 1), key=lambda lanes: (threads // lanes * lanes, lanes))
 
 
 class Lanes:
@@ -55,6 +60,8 @@ class Lanes:
     def __init__(self, model: LoadedModel) -> None:
         self._lanes = [Lane(model, Scorer(model))]
         self._pool: ThreadPoolExecutor | None = None
+        #: Set where no further task is to begin.
+        self._ended = threading.Event()
         #: Ends the products with packed weights.
         self._unpack = ExitStack()
 
@@ -79,14 +86,16 @@ class Lanes:
         model = self.first.model
         if model.device.type != "cpu" or model.placed is not None:
             return
-        self._widen(lanes_here())
+        # 16-bit weights that are widened for a product need memory for it in every lane.
+        widened = any(isinstance(one, Narrow) for one in model.model.parameters())
+        self._widen(1 if widened else lanes_here())
         plain = self._bits(row)
         if plain is None:
             self.close()
             plain = self._bits(row)
         self._pack()
         if self.packed and (plain is None or self._bits(row) != plain):
-            self._unpacked()
+            self.unpack()
 
     def _widen(self, count: int) -> None:
         model = self.first.model
@@ -104,16 +113,16 @@ class Lanes:
 
     def _bits(self, row: Branches) -> list[bytes] | None:
         """The row's bits; None where the lanes differ or one fails. All of them score it at the same time."""
-        there = threading.Barrier(len(self._lanes))
+        begun = threading.Barrier(len(self._lanes))
 
         def scored(lane: Lane, _: None, number: int) -> list[bytes]:
-            there.wait(timeout=60)  # so that each lane has one
+            begun.wait(timeout=60)  # so that each lane has the row once
             return [text.tobytes() for text in lane.scorer([row])[0].texts]
 
         try:
             found = [bits for _, bits in self.each(range(len(self._lanes)), scored, lambda _: nullcontext())]
         except Exception as fault:
-            if is_out_of_memory(fault):
+            if is_out_of_memory(fault) and len(self._lanes) == 1:
                 raise
             return None  # the model itself has scored this row before
         return found[0] if all(bits == found[0] for bits in found) else None
@@ -128,7 +137,8 @@ class Lanes:
                 if weights.has(module) and module is not head:
                     self._unpack.enter_context(replaced_forward(module, partial(weights.product, module)))
 
-    def _unpacked(self) -> None:
+    def unpack(self) -> None:
+        """Products are made without packed weights from now on. They have the same bits, and their memory is given back."""
         self._unpack.close()
         for lane in self._lanes:
             lane.scorer.packed = None
@@ -158,6 +168,7 @@ class Lanes:
         entering: Callable[[Lane], AbstractContextManager[Entered]],
     ) -> Generator[tuple[Task, Found]]:
         left, ended = deque(tasks), threading.Event()
+        self._ended = ended
         answers: SimpleQueue[tuple[Task, Found] | BaseException] = SimpleQueue()
 
         def work(lane: Lane) -> None:
@@ -170,10 +181,12 @@ class Lanes:
                             return
                         answers.put((task, run(lane, entered, task)))
             except BaseException as fault:  # noqa: BLE001 - the caller raises it
+                ended.set()
                 answers.put(fault)
 
-        working = [pool.submit(work, lane) for lane in self._lanes[: len(tasks)]]
+        working: list[Future[None]] = []
         try:
+            working += (pool.submit(work, lane) for lane in self._lanes[: len(tasks)])
             for _ in range(len(tasks)):
                 answer = answers.get()
                 if isinstance(answer, BaseException):
@@ -189,10 +202,11 @@ class Lanes:
             lane.scorer.forget()
 
     def close(self) -> None:
-        """Only the first one is left, as it was."""
-        self._unpacked()
+        """Only the first one is left, as it was. Rows under way end before."""
+        self._ended.set()
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool = None
+        self.unpack()
         self.forget()
         del self._lanes[1:]
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-        self._pool = None

@@ -201,8 +201,8 @@ class Scorer:
             theirs = None
             if partners is not None and first < firsts:
                 theirs = self._partners(against, first, partners[first : first + len(block)], len(block))
-            told, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
-            logp.append(told)
+            found, curves = kernels.described(self._logits(block), theirs, of_state[here] - first, of_token[here])
+            logp.append(found)
             if first < firsts:
                 along.append(curves)
         forward = _Forward(

@@ -16,6 +16,8 @@ from torch.nn import functional
 
 #: Bytes of weights that may be kept a second time: those of models up to half a billion weights.
 _MOST = 2 << 30
+#: Bytes that a processor reads at once.
+_LINE = 64
 #: The layout is made for products of about so many rows, and serves all others.
 _ROWS = 256
 
@@ -28,7 +30,7 @@ class PackedWeights:
         self._packed: dict[int, Tensor] = {}
         #: The weights themselves, so that no other one gets the id of one of them.
         self._weights = list(weights.values())
-        #: By size and number of threads: whether the bits are those of torch's own product.
+        #: By size, places in memory and number of threads: whether the bits are those of torch's own product.
         self._same: dict[tuple[Any, ...], bool] = {}
         self._multiply: Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor] | None = None
         if sum(one.nbytes for one in self._weights) > _MOST or not torch.backends.mkl.is_available():
@@ -50,7 +52,9 @@ class PackedWeights:
         weight = module.weight
         bias = cast("Tensor | None", module.bias)
         rows = given.shape[:-1].numel()
-        size = *weight.shape, rows, bias is None, torch.get_num_threads()
+        # All that MKL chooses its way by, and no number.
+        places = weight.data_ptr() % _LINE, given.data_ptr() % _LINE
+        size = *weight.shape, rows, bias is None, *places, torch.get_num_threads()
         same = self._same.get(size)
         if self._multiply is None or same is False or given.dtype != torch.float32 or not rows:
             return functional.linear(given, weight, bias)

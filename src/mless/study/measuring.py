@@ -372,7 +372,7 @@ class _Writer:
                     store.add(unit.key, found)
                     seen.add(unit.key)
                     absent.discard(unit.key)
-                    # What waits must not wait for another unit that takes as long as one of this group.
+                    # Where units come that slowly, what waits is stored at once.
                     for ready in store.ready(at_once=longest > PATIENCE):
                         writing.put(ready)
                     what = f"{measurement.doing}, {unit.condition.name}"

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from heard import Heard
 from interrupted import take_apart
+from mless.capture import patching
 from mless.capture.scoring import Scorer
 from mless.errors import BadAttention, BadPrompt, BadStudy, UnsupportedArchitecture
 from mless.kernels.threads import has_own_thread_count
@@ -258,6 +259,24 @@ def test_a_model_that_looks_back_by_other_means_than_attention_is_run_with_all_t
         assert (values(tmp_path / "out", condition) == values(tmp_path / "whole", condition)).all()
 
 
+def test_a_model_whose_keys_cannot_be_kept_is_run_with_all_tokens(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patch does not ask for them, and only rows that begin later would."""
+
+    def refuse(call: Any) -> None:
+        raise UnsupportedArchitecture("it attends twice with the same keys")
+
+    asked: dict[str, Any] = {"conditions": ["none", "mless", "put-in", "nobody"]}
+    run(tiny, task, tmp_path / "out", **asked)
+    monkeypatch.setattr(patching, "_refuse_second", refuse)
+    run(tiny, task, tmp_path / "twice", **asked)
+    said = json.loads((tmp_path / "twice" / "study.json").read_text())["proofs"]["patched runs"]
+    assert said.endswith("with all tokens: without earlier ones a layer fails (it attends twice with the same keys)")
+    for condition in asked["conditions"]:
+        assert values(tmp_path / "twice", condition) == pytest.approx(values(tmp_path / "out", condition), abs=1e-5)
+
+
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -347,9 +366,40 @@ def test_a_fault_in_a_lane_ends_the_study_and_what_was_measured_stays(
     run(tiny, task, tmp_path / "out", conditions=CONDITIONS)
     run(tiny, task, tmp_path / "whole", conditions=CONDITIONS)
     assert begun > 10
-    assert len(threading.enumerate()) < 20
+    assert not [one for one in threading.enumerate() if one.name.startswith("mless-lane")]
     for name in TABLES:
         assert (tmp_path / "out" / f"{name}.parquet").read_bytes() == (
+            tmp_path / "whole" / f"{name}.parquet"
+        ).read_bytes(), name
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_memory_that_is_short_once_changes_no_bit(
+    tiny: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that run alone have the same bits in halves of their group, and after them."""
+    own, refused, skipped = Scorer.__call__, [1], dict[Any, int]()
+
+    def call(self: Any, rows: Any, *more: Any, **named: Any) -> Any:
+        skipped[rows[0].prompt.item, rows[0].prompt.condition] = named.get("skipped", 0)
+        if not refused and (rows[0].prompt.item, rows[0].prompt.condition) == ("1", "late-head") and more[0] != [None]:
+            refused.append(1)
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return own(self, rows, *more, **named)
+
+    monkeypatch.setattr(Scorer, "__call__", call)
+    run(tiny, task, tmp_path / "whole", conditions=CONDITIONS)
+    known = skipped.copy()
+    assert any(known.values())
+    refused.clear()
+    skipped.clear()
+    said = run(tiny, task, tmp_path / "short", conditions=CONDITIONS)
+    assert refused
+    # A tiny model's bits may be the same in other shapes.
+    assert skipped == known
+    assert any(line.startswith("out of memory") for line in said.lines)
+    for name in TABLES:
+        assert (tmp_path / "short" / f"{name}.parquet").read_bytes() == (
             tmp_path / "whole" / f"{name}.parquet"
         ).read_bytes(), name
 

@@ -43,6 +43,8 @@ _GPU_TOKENS = 4096
 _PATCHED = "patched"
 #: Rows of a group on a CPU for each lane, where patches do not say which run together.
 _FOR_EACH_LANE = 4
+#: The same where workers measure: it is not known how many lanes they have.
+_FOR_WORKERS = 8
 #: Log-probabilities that differ by less are the same, in float32: products of another number of rows may be rounded otherwise.
 _SAME = 1e-4
 
@@ -51,6 +53,8 @@ class LikelihoodMeasurement(Measurement):
     """A unit is an item under one condition: the log-probability of every text that is scored after its prompt."""
 
     doing = "likelihood"
+    #: 2: on a CPU rows run side by side, and cut ones from a later token on.
+    unit_format = 2
     unit_tables = ("scores", "tokens", "candidates")
     merged = unit_tables
     tables = ("prompts", *unit_tables, "likelihood", "effects")
@@ -330,13 +334,10 @@ class LikelihoodMeasurement(Measurement):
 
     def _group_of_lanes(self, bench: Bench) -> int:
         """Rows of a group on a CPU: lanes wait for each other at its end."""
-        lanes = self._lanes(bench)
-        return lanes * _FOR_EACH_LANE if lanes > 1 else 1
+        return _FOR_WORKERS if not bench.has_model else self._lanes(bench) * _FOR_EACH_LANE
 
     def _lanes(self, bench: Bench) -> int:
-        """How many rows run side by side on a CPU; where others measure, they know. First asked by the thread that measures: a lane's own number of
-        threads says nothing about it.
-        """
+        """How many rows run side by side on a CPU. `start` asks first: a lane that asked would see its own number of threads."""
         if self._side_by_side is None:
             from mless.capture.lanes import lanes_here
 
@@ -387,7 +388,7 @@ class LikelihoodMeasurement(Measurement):
             for unit, scored in scoring.scored(some, group.width, arm, changed=changed):
                 if unit.key in left:
                     yield left.pop(unit.key), partial(self._scored, bench, unit, scored)
-        scoring.leave()
+        scoring.forget_oldest()
 
     def spare_memory(self) -> None:
         if self._scoring is not None:
@@ -437,8 +438,12 @@ def _why_no_skipping(scoring: RowScoring, units: Sequence[Unit]) -> str:
                 {unit.key: np.concatenate([text for one in own for text in one.texts]) for unit, own in scored}
             )
         except Exception as fault:  # a layer that needs earlier tokens may fail in any way
-            if not scoring.skips or is_out_of_memory(fault):
+            if is_out_of_memory(fault):
                 raise
+            if not scoring.skips:
+                # Perhaps only because of what rows that begin later take. Without that a fault is the study's.
+                scoring.record_anew()
+                list(scoring.scored(units, None, changed=True, compared=False))
             return f"without earlier ones a layer fails ({first_line(fault)})"
     whole, later = found
     apart = max(float(np.abs(later[key] - own).max(initial=0.0)) for key, own in whole.items())

@@ -78,6 +78,7 @@ class Recordings:
 
     `row_of` gives a source's row, `shape_of` how many rows of how many tokens it runs in, `beside` the items whose patches run together.
     `whole`: changed rows run from the first layer on. `skips`: tokens before the first one that a patch or a cut may change are not computed.
+    `alone`: each row runs by itself.
     """
 
     def __init__(
@@ -91,9 +92,11 @@ class Recordings:
         *,
         whole: bool,
         skips: bool,
+        alone: bool,
     ) -> None:
         from mless.capture.patching import places_of
 
+        self._alone = alone
         self._model, self._row_of, self._shape_of, self._beside = model, row_of, shape_of, beside
         self._kept: dict[Source, RecordedRun] = {}
         #: Held by the lane that changes what is kept.
@@ -133,12 +136,16 @@ class Recordings:
         self._needed.setdefault(condition, {}).update(dict.fromkeys(places))
 
     def sparing(self) -> None:
-        """Keep nothing, and record from now on only what is asked for."""
+        """Keep nothing. Rows that run together are from now on computed whole, and only what is asked for is recorded; of rows that run alone the bits
+        must stay what they are.
+        """
         self._kept.clear()
+        self._beside = lambda number: [number]
+        if self._alone:
+            return
         self._needed.clear()
         self._bases.clear()
         self._skipping.clear()
-        self._beside = lambda number: [number]
 
     def base_of(self, condition: Condition) -> tuple[str, int]:
         """The condition that its rows are before they are changed, and the first layer that is computed."""

@@ -103,7 +103,7 @@ class RowScoring:
             self._states.move_to_end(number)
         return sorted(numbers - self._states.keys())
 
-    def leave(self) -> None:
+    def forget_oldest(self) -> None:
         """Forget the states that were not used for longest, as many as are too many. Between groups: a group needs all of its own."""
         held = sum(states.numel() * states.element_size() for states in self._states.values())
         while held > _KEPT and len(self._states) > 1:
@@ -119,6 +119,7 @@ class RowScoring:
         """Let go of what can be computed again, and keep less of it from now on."""
         self._states.clear()
         self.lanes.forget()
+        self.lanes.unpack()
         for one in self._recorded.values():
             one.sparing()
 
@@ -230,6 +231,8 @@ class RowScoring:
 
     def recordings(self, width: int | None) -> Recordings:
         """Made once for each width: a row has the same bits in both runs only where both run in the same shape."""
+        if self.alone:
+            width = None  # rows run one by one, in groups of any width
         if width not in self._recorded:
             bench = self._bench
 
@@ -247,6 +250,7 @@ class RowScoring:
                 self._beside,
                 whole=self.whole,
                 skips=self.skips,
+                alone=self.alone,
             )
         return self._recorded[width]
 
