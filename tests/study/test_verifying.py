@@ -17,7 +17,7 @@ from interrupted import about_changed, not_finished, units_kept
 from mless.engines import vllm
 from mless.engines.base import OutOfMemory
 from mless.errors import BadFolder, BadStudy
-from mless.results.folder import ResultFolder
+from mless.results.folder import SEALED, ResultFolder
 from mless.results.sealing import encode
 from mless.study import load_study, run_study, verifying
 from mless.study.bench import StartAgain
@@ -277,3 +277,16 @@ def test_a_folder_whose_inner_folder_is_damaged_does_not_begin_with_whole() -> N
     assert verification_lines(outer)[0].endswith("see test")
     assert way_out(outer).startswith("tuned/test: do not use its numbers"), "it says what to do, not the state again"
     assert verification_lines(found("tuned", "whole", found("tuned/test", "whole")))[0].startswith("tuned: whole: ")
+
+
+def test_an_unfinished_inner_folder_goes_on_with_the_study_around_it() -> None:
+    """Its own command holds all its conditions, and is not what the user gave."""
+
+    def found(name: str, command: str, *inner: Verification) -> Verification:
+        made = {"format": SEALED, "command": [*command.split(), "--out", name]}
+        return Verification(Path(name), "unfinished", 2, 0, None, [], [], made, inner=inner)
+
+    said = way_out(found("why", "mless run cause", found("why/likelihood", "mless run likelihood --set a=b")))
+    assert said == (
+        "why: go on with: mless run cause --out why; why/likelihood: goes on when the study that it lies in does"
+    )

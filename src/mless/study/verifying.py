@@ -347,10 +347,10 @@ def verification_lines(found: Verification) -> list[str]:
 def way_out(found: Verification) -> str:
     """What to do about a folder that is not good; `verification_lines` says what is the matter with it."""
     bad = [one for one in (found, *found.inner) if one.state not in ("whole", "unsealed")]
-    return "; ".join(f"{one.path}: {_way_out(one)}" for one in bad)
+    return "; ".join(f"{one.path}: {_way_out(one, inner=one is not found)}" for one in bad)
 
 
-def _way_out(found: Verification) -> str:
+def _way_out(found: Verification, *, inner: bool) -> str:
     if found.state == "damaged":
         return "do not use its numbers until each of these faults is mended, or run its study into a new folder"
     if found.state == "differs":
@@ -359,6 +359,8 @@ def _way_out(found: Verification) -> str:
         return "verify it again when the running study has ended"
     if found.made.get("format", SEALED) < SEALED:
         return "run its study into a new folder: this one is of an older mless, and is not continued"
+    if inner:
+        return "goes on when the study that it lies in does"
     command: Any = found.made.get("command")
     if not isinstance(command, list):
         return "the command that made it goes on"
