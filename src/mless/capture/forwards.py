@@ -63,19 +63,11 @@ def _with_lse(
     return out, lse.reshape(q.shape[:3])
 
 
-def chosen_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> int:
+def chosen_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, mask: Tensor | None = None) -> int:
     """The backend that SDPA would choose. Another one, called all the same, may read beyond the keys: torch 2.7's for CPUs does not know heads
     that share keys.
     """
-    return torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
-
-
-def _knows_shared_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> bool:
-    """Whether SDPA's fused kernel for CPUs reads each key head once for all heads that share it."""
-    if not q.is_cpu:
-        return False
-    chosen = torch._fused_sdp_choice(q, k, v, mask, 0.0, False, scale=scale, enable_gqa=True)  # pyright: ignore[reportPrivateUsage]
-    return chosen == SDPBackend.FLASH_ATTENTION.value
+    return torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # pyright: ignore[reportPrivateUsage]
 
 
 def attention_of(call: Call) -> Float[Tensor, "batch queries heads dim"]:
@@ -113,9 +105,12 @@ def _by_sdpa(
     is_causal: bool | None = None,
 ) -> Float[Tensor, "batch queries heads dim"]:
     shared = k.shape[1] != q.shape[1]
-    # Some heads of the module, with a key head each: transformers would repeat key heads as often as for all of them. And where there is a mask it
-    # repeats them on a CPU too, although SDPA need not.
-    if not shared or (mask is not None and _knows_shared_keys(q, k, v, mask, scaling)):
+    # Where there is a mask, transformers repeats key heads on a CPU too, although SDPA's own kernel there need not.
+    masked = shared and mask is not None and q.is_cpu
+    # Some heads of the module, with a key head each: transformers would repeat key heads as often as for all of them.
+    if not shared or (
+        masked and chosen_kernel(q, k, v, scaling, causal=False, mask=mask) == SDPBackend.FLASH_ATTENTION.value
+    ):
         out = scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=bool(is_causal), scale=scaling, enable_gqa=shared
         )

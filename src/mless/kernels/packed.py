@@ -52,7 +52,7 @@ class PackedWeights:
         weight = module.weight
         bias = cast("Tensor | None", module.bias)
         rows = given.shape[:-1].numel()
-        # All that MKL chooses its way by, and no number.
+        # What MKL may choose its way by. It does not look at the numbers.
         places = weight.data_ptr() % _LINE, given.data_ptr() % _LINE
         size = *weight.shape, rows, bias is None, *places, torch.get_num_threads()
         same = self._same.get(size)

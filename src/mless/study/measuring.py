@@ -367,7 +367,8 @@ class _Writer:
                 asked_for, last, longest = {unit.key for unit in group.units}, time.monotonic(), 0.0
                 for unit, found in units_of_it:
                     _check_asked(measurement, asked_for, unit)
-                    last, longest = (now := time.monotonic()), max(longest, now - last)
+                    now = time.monotonic()
+                    longest, last = max(longest, now - last), now
                     self._note()
                     store.add(unit.key, found)
                     seen.add(unit.key)
