@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MOST_ITEMS = 64
 #: The smallest and the largest share of values that ARM is tried with, and how often the range between them is halved.
 _LEAST, _MOST, _HALVINGS = 0.001, 0.99, 14
+#: In a forward of several items' prompts.
+_TOKENS = 4096
 #: Nearer than this, as a share of the filler's, counts as equal.
 _NEAR = 0.02
 
@@ -35,19 +37,16 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
     import torch
 
     from mless.capture.pairing import aligned
-    from mless.capture.patching import record_prompts
 
     held: list[Tensor] = []
     total, tokens = 0.0, 0
-    for plain, prompt in zip(without[:MOST_ITEMS], prompts[:MOST_ITEMS], strict=True):
-        (before,), (after,) = (record_prompts(model, [("mlp-activation", FIRST)], [one]) for one in (plain, prompt))
+    for plain, prompt, values, other in _both(model, without[:MOST_ITEMS], prompts[:MOST_ITEMS]):
         ours, theirs = (
             torch.from_numpy(at.copy()) for at in aligned(plain, prompt, ("start", "system", "question", "end"))
         )
-        values = before.of("mlp-activation", FIRST)[0].index_select(0, ours.to(model.device))
-        other = after.of("mlp-activation", FIRST)[0].index_select(0, theirs.to(model.device))
-        total, tokens = total + _squares(other, values), tokens + len(values)
-        held.append(values)
+        before, after = values.index_select(0, ours.to(model.device)), other.index_select(0, theirs.to(model.device))
+        total, tokens = total + _squares(after, before), tokens + len(before)
+        held.append(before)
     wanted = math.sqrt(total / tokens)
     seeds = [arm_seed(prompt.item, settings.seed) for prompt in without[:MOST_ITEMS]]
     best = _share_for(wanted, lambda share: _by_arm(held, seeds, tokens, replace(settings, c=None, fraction=share)))
@@ -56,6 +55,21 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
     near = abs(reached - wanted) <= _NEAR * wanted
     note = None if near else f"ARM comes no nearer than {reached:.3g} to the {wanted:.3g} that the filler moves them by"
     return Moved(wanted, reached, chosen, note)
+
+
+def _both(
+    model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[Prompt]
+) -> Iterator[tuple[Prompt, Prompt, Float[Tensor, "tokens units"], Float[Tensor, "more units"]]]:
+    """Each item's two prompts with layer 1's activations in them. Some items share a forward: a GPU plans its attention anew for every length."""
+    from mless.capture.patching import record_prompts
+
+    each = max(1, _TOKENS // max(map(len, (*without, *prompts))))
+    for first in range(0, len(prompts), each):
+        both = without[first : first + each], prompts[first : first + each]
+        before, after = (record_prompts(model, [("mlp-activation", FIRST)], some) for some in both)
+        for plain, prompt, *runs in zip(*both, before, after, strict=True):
+            values, other = (run.of("mlp-activation", FIRST)[0] for run in runs)
+            yield plain, prompt, values, other
 
 
 def _share_for(wanted: float, moved: Callable[[float], float]) -> float:
