@@ -361,6 +361,23 @@ def test_the_command_to_run_it_again_gives_the_same_study(changes: dict[str, Any
     assert load_study("quick", {}, sets) == spec
 
 
+def test_the_command_writes_cuts_and_patches_too() -> None:
+    cut = [
+        {"queries": "answer", "keys": "filler", "to": "sink"},
+        {"queries": "original", "keys": "filler", "layers": "2-"},
+    ]
+    changed = {
+        "nobody": {"filler": " /", "cut": cut},
+        "put-in": {
+            "filler": "",
+            "patch": [{"from": "mless", "part": "attention-output", "layers": "1", "at": "question"}],
+        },
+    }
+    spec = load_study("likelihood", {"conditions": ["none", "mless", *changed], "condition": changed})
+    words = rerun_command(spec, Path("out"))
+    assert load_study("likelihood", {}, words[6::2]) == spec
+
+
 def test_the_command_names_a_study_of_ones_own_by_its_file(own: Any) -> None:
     path = own("length = 9")
     assert rerun_command(load_study(path, {"limit": 2}), Path("o")) == [

@@ -195,10 +195,20 @@ def write_sets(changed: Mapping[str, Any], inside: str = "") -> list[str]:
             texts += write_sets(cast("dict[str, Any]", value), f"{key}.")
         elif isinstance(value, str):
             plain = f"{key}={value}"
-            texts.append(plain if _read_set(plain)[1] == value else f"{key}={json.dumps(value, ensure_ascii=False)}")
+            texts.append(plain if _read_set(plain)[1] == value else f"{key}={_as_toml(value)}")
         elif value is not None:
-            texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+            texts.append(f"{key}={_as_toml(value)}")
     return texts
+
+
+def _as_toml(value: Any) -> str:
+    """A value in one line. TOML has nothing for None, so such fields of a table are left out."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value).items()
+        return "{" + ", ".join(f"{json.dumps(key)} = {_as_toml(one)}" for key, one in fields if one is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_as_toml(one) for one in cast("Sequence[Any]", value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _put(fields: dict[str, Any], key: str, value: Any) -> None:
