@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import sys
@@ -60,6 +61,8 @@ def random_folder(shapes: str, tokenizer: Path, where: Path) -> Path:
         if file.name.startswith(("tokenizer", "vocab", "merges", "special", "chat_template", "added")):
             shutil.copy(file, made)
     made.rename(where)  # whole, or not at all
+    # Else the disk still writes the model while the study waits until its own files are on it.
+    os.sync()
     del model
     torch.cuda.empty_cache()
     return where
