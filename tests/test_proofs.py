@@ -7,10 +7,12 @@ import torch
 
 from mless.capture import affine, forwards
 from mless.capture import attention as capture
+from mless.capture.branching import branches
+from mless.capture.scoring import Scorer
 from mless.errors import BadAttention, ProofFailed
 from mless.kernels import streaming
 from mless.models.activations import activation_points
-from mless.proofs import prove, prove_outputs, prove_reading
+from mless.proofs import prove, prove_outputs, prove_reading, prove_scores
 from tiny import BASE, FAMILIES, prompt_of, tiny
 from units import bf16_units
 
@@ -187,3 +189,31 @@ def test_a_model_that_answers_otherwise_while_it_is_read_is_found_out():
     act.forward = lambda x: plain(x) + bool(act._forward_hooks)
     with pytest.raises(ProofFailed, match="changed while its activations were read"):
         prove_reading(model, PROMPT, [1])
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (1, r"run a second time on cpu, so this machine's numbers cannot be relied on now; run the command again"),
+        (9, r"differ by [\d.]+ nats from those of the model's own forward, .* this family cannot be scored"),
+    ],
+    ids=["once", "always"],
+)
+def test_scores_that_differ_once_are_the_machines_fault_and_always_the_familys(times, said):
+    model, left = tiny("llama", head=True), [times]
+
+    def off(module, args, given, output):
+        # The scorer's own call for the head has no attention mask.
+        if "attention_mask" in given and left[0]:
+            left[0] -= 1
+            output.logits = output.logits * 1.5
+        return output
+
+    texts = [(5, 6, 7), (8, 9)]
+    rows = [branches(PROMPT, texts)], [branches(PROMPT, [text]) for text in texts]
+    assert prove_scores(model, Scorer(model), *rows, None)["head"] < 1e-4
+    with (
+        model.model.register_forward_hook(off, with_kwargs=True),
+        pytest.raises(ProofFailed, match=said),
+    ):
+        prove_scores(model, Scorer(model), *rows, None)

@@ -21,7 +21,6 @@ import pytest
 from spelling import model_folder
 
 pytestmark = pytest.mark.ray
-THREADS = {"OMP_NUM_THREADS": "1"}
 #: One prompt in a group, so that there are many groups.
 QUICK = ("quick", "--model", "smollm2", "--limit", "6", "--layers", "1-12", "--set", "batch_size=1")
 SMALL = ("quick", "--model", "smollm2", "--limit", "2", "--layers", "1-2", "--set", "batch_size=1")
@@ -32,8 +31,8 @@ LIKELIHOOD = ("likelihood", "--model", "smollm2", "--data", str(Path(__file__).w
               "--conditions", "none,mless,position-only,arm", "--set", "likelihood.others=2")  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, **THREADS, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+def environment(threads: int = 1) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def command(study: Sequence[str], out: Path, *more: str) -> list[str]:
@@ -41,9 +40,10 @@ def command(study: Sequence[str], out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "mless", *what, "--out", str(out), *more]
 
 
-def run(study: Sequence[str], out: Path, *more: str, wanted: int = 0) -> str:
+def run(study: Sequence[str], out: Path, *more: str, wanted: int = 0, threads: int = 1) -> str:
     """What a whole run writes on standard error."""
-    done = subprocess.run(command(study, out, *more), env=environment(), capture_output=True, text=True, timeout=900)
+    made = command(study, out, *more)
+    done = subprocess.run(made, env=environment(threads), capture_output=True, text=True, timeout=900)
     assert done.returncode == wanted, done.stderr[-3000:]
     return done.stderr
 
@@ -160,6 +160,17 @@ def test_studies_of_studies_do_not_depend_on_the_workers(study: tuple[str, ...],
     run(whole, tmp_path / "alone")
     said = run(whole, tmp_path / "two", "--workers", "2", "--worker-threads", "1")
     assert "workers: 2 processes with 1 thread each" in said
+    assert digests(tmp_path / "two") == digests(tmp_path / "alone")
+
+
+def test_patched_rows_run_side_by_side_in_workers_too(tmp_path: Path) -> None:
+    # With two threads two rows run at a time, here and in each worker; groups have other sizes there.
+    sums = Path(__file__).with_name("sums.jsonl")
+    sets = ("cause.of=ladder,map", "cause.every=15", "cause.parts=residual,keys-values", "likelihood.others=2")
+    whole = ("cause", "--model", "smollm2", "--data", str(sums), *(word for one in sets for word in ("--set", one)))
+    run(whole, tmp_path / "alone", threads=2)
+    said = run(whole, tmp_path / "two", "--workers", "2", "--worker-threads", "2", threads=2)
+    assert "workers: 2 processes with 2 threads each" in said
     assert digests(tmp_path / "two") == digests(tmp_path / "alone")
 
 
