@@ -361,6 +361,11 @@ def test_the_command_to_run_it_again_gives_the_same_study(changes: dict[str, Any
     assert load_study("quick", {}, sets) == spec
 
 
+def test_the_command_writes_a_quoted_control_character_too() -> None:
+    spec = load_study("quick", {"filler": '"\x7f"'})
+    assert load_study("quick", {}, rerun_command(spec, Path("out"))[6::2]) == spec
+
+
 def test_the_command_writes_cuts_and_patches_too() -> None:
     cut = [
         {"queries": "answer", "keys": "filler", "to": "sink"},

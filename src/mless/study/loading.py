@@ -205,10 +205,11 @@ def _as_toml(value: Any) -> str:
     """A value in one line. TOML has nothing for None, so such fields of a table are left out."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value).items()
-        return "{" + ", ".join(f"{json.dumps(key)} = {_as_toml(one)}" for key, one in fields if one is not None) + "}"
+        return "{" + ", ".join(f"{_as_toml(key)} = {_as_toml(one)}" for key, one in fields if one is not None) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_as_toml(one) for one in cast("Sequence[Any]", value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    # JSON leaves this one control character as it is, and TOML refuses it.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _put(fields: dict[str, Any], key: str, value: Any) -> None:
