@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_ITEMS = 64
 #: The smallest and the largest share of values that ARM is tried with, and how often the range between them is halved.
 _LEAST, _MOST, _HALVINGS = 0.001, 0.99, 14
-#: In a forward of several items' prompts.
+#: Tokens of one forward, padding included: enough for several items, and little memory.
 _TOKENS = 4096
 #: Nearer than this, as a share of the filler's, counts as equal.
 _NEAR = 0.02
@@ -40,7 +40,7 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
 
     held: list[Tensor] = []
     total, tokens = 0.0, 0
-    for plain, prompt, values, other in _both(model, without[:MOST_ITEMS], prompts[:MOST_ITEMS]):
+    for plain, prompt, values, other in _activations_of_both(model, without[:MOST_ITEMS], prompts[:MOST_ITEMS]):
         ours, theirs = (
             torch.from_numpy(at.copy()) for at in aligned(plain, prompt, ("start", "system", "question", "end"))
         )
@@ -57,10 +57,13 @@ def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[P
     return Moved(wanted, reached, chosen, note)
 
 
-def _both(
+def _activations_of_both(
     model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[Prompt]
 ) -> Iterator[tuple[Prompt, Prompt, Float[Tensor, "tokens units"], Float[Tensor, "more units"]]]:
-    """Each item's two prompts with layer 1's activations in them. Some items share a forward: a GPU plans its attention anew for every length."""
+    """Each item's prompt without and with filler, and layer 1's activations in both.
+
+    Several items share a forward: a GPU plans its attention anew for every length.
+    """
     from mless.capture.patching import record_prompts
 
     each = max(1, _TOKENS // max(map(len, (*without, *prompts))))
