@@ -164,13 +164,16 @@ def test_studies_of_studies_do_not_depend_on_the_workers(study: tuple[str, ...],
 
 
 def test_patched_rows_run_side_by_side_in_workers_too(tmp_path: Path) -> None:
-    # With two threads two rows run at a time, here and in each worker; groups have other sizes there.
+    # With two threads two rows run at a time, here and in each worker; patched rows are grouped otherwise there.
     sums = Path(__file__).with_name("sums.jsonl")
     sets = ("cause.of=ladder,map", "cause.every=15", "cause.parts=residual,keys-values", "likelihood.others=2")
     whole = ("cause", "--model", "smollm2", "--data", str(sums), *(word for one in sets for word in ("--set", one)))
     run(whole, tmp_path / "alone", threads=2)
     said = run(whole, tmp_path / "two", "--workers", "2", "--worker-threads", "2", threads=2)
     assert "workers: 2 processes with 2 threads each" in said
+    for where in ("alone", "two"):
+        proofs = json.loads((tmp_path / where / "likelihood" / "study.json").read_text())["proofs"]
+        assert proofs["rows side by side"] == 2, where
     assert digests(tmp_path / "two") == digests(tmp_path / "alone")
 
 
