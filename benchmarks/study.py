@@ -61,7 +61,7 @@ def random_folder(shapes: str, tokenizer: Path, where: Path) -> Path:
         if file.name.startswith(("tokenizer", "vocab", "merges", "special", "chat_template", "added")):
             shutil.copy(file, made)
     made.rename(where)  # whole, or not at all
-    # Else the disk still writes the model while the study waits until its own files are on it.
+    # A study waits until its files are on the disk, and they would wait for the model's bytes.
     os.sync()
     del model
     torch.cuda.empty_cache()
