@@ -223,3 +223,22 @@ def test_scores_that_differ_once_are_no_fault_of_the_family(where, times, said):
     hooked, hook = (model.model.get_decoder(), scorers) if where == "scorer" else (model.model, own)
     with hooked.register_forward_hook(hook, with_kwargs=True), pytest.raises(ProofFailed, match=said):
         prove_scores(model, Scorer(model), *rows, None)
+
+
+@pytest.mark.parametrize(("times", "found"), [(1, "in one row"), (9, "in rows of their own")], ids=["once", "always"])
+def test_texts_that_differ_once_in_one_row_still_share_it(times, found):
+    model, left = tiny("llama", head=True), [times]
+    texts = [(5, 6, 7), (8, 9)]
+    together, apart = [branches(PROMPT, texts)], [branches(PROMPT, [text]) for text in texts]
+
+    def off(module, args, output):
+        if output.last_hidden_state.shape[1] == len(together[0]) and left[0]:
+            left[0] -= 1
+            output.last_hidden_state = output.last_hidden_state * 1.5
+        return output
+
+    assert len(together[0]) > max(map(len, apart))
+    with model.model.get_decoder().register_forward_hook(off):
+        proofs = prove_scores(model, Scorer(model), together, apart, None)
+    assert proofs["texts"] == found
+    assert left[0] == max(0, times - 2)
