@@ -19,7 +19,8 @@ import mless
 from engines.tiny_answerers import answering, ids_of
 from kernels.test_redistributing import CHOICES, ROWS, given, values
 from mless.kernels import redistributing
-from mless.redistribution import arm, redistribute
+from mless.redistribution import arm, compile_redistribution, redistribute
+from mless.values import arm_settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -125,3 +126,27 @@ def test_a_compiled_model_takes_the_kernel_as_it_is():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split("\n")[0] == "as it is"
+
+
+@pytest.mark.parametrize("attached", [True, False])
+@torch.inference_mode()
+def test_what_is_compiled_ahead_is_what_runs(attached):
+    from mless.kernels.redistributing_triton import _kernel
+
+    def compiled():
+        return sum(len(caches[0]) for caches in _kernel.device_caches.values())
+
+    loaded = answering("qwen2", dtype=torch.bfloat16, hidden_size=256, intermediate_size=1536)
+    loaded.model.cuda()
+    settings = arm_settings(fraction=0.3)
+    before = compiled()
+    compile_redistribution(loaded, settings, attached=attached)
+    assert compiled() == before + 1
+    seeds, positions = torch.tensor([3, 5]).cuda(), torch.arange(IDS.numel()).view_as(IDS).cuda()
+    if attached:
+        with arm(loaded, fraction=0.3) as handle:
+            handle.rows(seeds=seeds, positions=positions)
+            loaded.model(input_ids=IDS.cuda())
+    else:
+        redistribute(torch.randn(2, 7, 1536).bfloat16().cuda(), settings, seeds=seeds)
+    assert compiled() == before + 1

@@ -173,6 +173,23 @@ def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return x ^ (x >> 16)
 
 
+def compile_redistribution(model: LoadedModel, settings: ArmSettings, *, attached: bool) -> None:
+    """Compile the kernel for the model's activations on a GPU, where there is one: as ARM in the model calls it, or as `redistribute` does."""
+    point = activation_points(model.model, settings.layers)[0]
+    up = getattr(point.owner, "up_proj", None)
+    if not isinstance(up, nn.Linear) or not up.weight.is_cuda:
+        return
+    gate = torch.zeros(1, 1, len(up.weight), dtype=up.weight.dtype, device=up.weight.device)
+    if not redistributing.fits(gate) or not redistributing.serves(settings, ARM_RULES.get(settings.rule)):
+        return
+    seeds, positions = (torch.zeros(shape, dtype=torch.long, device=gate.device) for shape in ((1,), (1, 1)))
+    act = redistributing.activation_of(point.act)
+    if not attached:
+        redistributing.rows(gate, settings, seeds=seeds)
+    elif act is not None:
+        redistributing.rows(gate, settings, seeds=seeds, positions=positions, up=gate.clone(), act=act)
+
+
 # ---- in a model ------------------------------------------------------------------------------------------------------
 
 

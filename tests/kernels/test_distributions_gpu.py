@@ -30,3 +30,20 @@ def test_the_kernel_says_what_torch_says(size, dtype):
     itself = kernels.described(here[0], here[0].clone(), here[2], here[3])[1]
     assert not itself[1].any()
     assert bool(itself[2].all())
+
+
+@pytest.mark.parametrize("size", [151936, 50257])
+def test_what_is_compiled_ahead_is_what_runs(size):
+    from mless.kernels.distributions_triton import _described_kernel
+
+    def compiled():
+        return sum(len(caches[0]) for caches in _described_kernel.device_caches.values())
+
+    device = torch.device("cuda")
+    kernels.compile_described(size, torch.float16, device)
+    known = compiled()
+    logits = torch.randn(512, size, device=device).half()
+    place = torch.arange(512, device=device)
+    for other in (None, logits.clone()):
+        kernels.described(logits, other, place, place)
+    assert compiled() == known > 0

@@ -3,13 +3,15 @@
 `reference` makes every matrix in double precision; the others are tested against it. `streaming` works in blocks on any device and never
 holds more than a block of rows. `received_triton` runs on GPUs, and `received_hopper` is its quick path there. `received` chooses, and
 `implementation` says what it would choose. On a CPU `joint` computes the forward's attention and the sums at once (`attended`). `drawn`
-chooses the next token of each row, `described` says what it is chosen from, and how far that is from what is `Kept`.
+chooses the next token of each row, `described` says what it is chosen from, and how far that is from what is `Kept`. A GPU's kernels may be
+`compiled_ahead`.
 """
 
 from __future__ import annotations
 
+from mless.kernels.ahead import compiled_ahead
 from mless.kernels.choosing import attended, implementation, received, triton_serves
-from mless.kernels.distributions import Kept, described
+from mless.kernels.distributions import Kept, compile_described, described
 from mless.kernels.sampling import drawn
 from mless.kernels.signature import Intervals, Sums, Visible, intervals
 
@@ -19,6 +21,8 @@ __all__ = [
     "Sums",
     "Visible",
     "attended",
+    "compile_described",
+    "compiled_ahead",
     "described",
     "drawn",
     "implementation",

@@ -66,6 +66,17 @@ def described(
     return _without_kernel(ours, theirs, row, token)
 
 
+def compile_described(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernel for logits like these: without and with what it compares with."""
+    # As many rows as Triton takes for any multiple of 16.
+    logits = torch.zeros(16, vocabulary, dtype=dtype, device=device)
+    if triton_serves(logits):
+        from mless.kernels import distributions_triton
+
+        for other in (None, logits):
+            distributions_triton.described(logits, other)
+
+
 def _without_kernel(
     ours: Float[Tensor, "rows vocabulary"],
     theirs: Float[Tensor, "some vocabulary"] | None,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 #: Logits that a program looks at together, and blocks that are loaded ahead.
 _BLOCK = 4096
 _STAGES = 3
+#: Triton would compile a kernel once in each thread that asks for it at the same time.
+_LAUNCHING = threading.Lock()
 
 
 def described(ours: Tensor, theirs: Tensor | None) -> Tensor:
@@ -25,7 +28,7 @@ def described(ours: Tensor, theirs: Tensor | None) -> Tensor:
     out = torch.full((4, rows), torch.nan, dtype=torch.float32, device=ours.device)
     beside = ours if theirs is None else theirs if theirs.stride(-1) == 1 else theirs.contiguous()
     assert beside.shape == ours.shape, (beside.shape, ours.shape)
-    with torch.cuda.device(ours.device) if ours.is_cuda else nullcontext():
+    with _LAUNCHING, torch.cuda.device(ours.device) if ours.is_cuda else nullcontext():
         _described_kernel[(rows,)](
             ours, beside, out, size, ours.stride(0), beside.stride(0), rows,
             COMPARED=theirs is not None, BLOCK=_BLOCK, STAGES=_STAGES, num_warps=8,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -65,14 +66,17 @@ def launch(
         words = torch.int32
         pointers = (values.view(words), up.view(words) if up is not None else None, positions, seeds, out.view(words))
         run: Any = _kernel[grid]
-        kernel = run(
-            *pointers, tokens, *plan.numbers, *plan.constants, num_warps=plan.warps, maxnreg=_REGISTERS.get(plan.warps)
-        )  # fmt: skip
+        with _COMPILING:
+            kernel = run(
+                *pointers, tokens, *plan.numbers, *plan.constants, num_warps=plan.warps, maxnreg=_REGISTERS.get(plan.warps)
+            )  # fmt: skip
     if kernel is not None:  # the interpreter compiles nothing
         plan.compiled[known] = kernel
 
 
 _HERE = nullcontext()
+#: Triton would compile a kernel once in each thread that asks for it at the same time.
+_COMPILING = threading.Lock()
 
 
 class _Plan(NamedTuple):

@@ -20,7 +20,7 @@ from mless.results.folder import ResultFolder
 from mless.study.bench import Composed, Job, Measurement, Outcome, Run
 from mless.study.cause import cells
 from mless.study.cause.cells import Moved, Runs
-from mless.study.cause.moving import equal_arm, moved_of
+from mless.study.cause.moving import compile_arm, equal_arm, moved_of
 from mless.study.cause.tables import tables_of_changes
 from mless.study.cause.words import cause_lines
 from mless.study.composed_tables import CAUSE_PARTS
@@ -157,9 +157,11 @@ def _moved(job: Job, subject: Subject, filler: Condition, items: Sequence[Item],
         return noted if isinstance(noted, str) else moved_of(noted)
     subject.load(job.progress, layers=[cells.FIRST])
     assert subject.loaded is not None
+    settings = job.spec.arm.settings()
+    compile_arm(subject.loaded, settings)
     without, prompts = (_prompts(job.spec, subject, one, items) for one in (Condition("none", "none"), filler))
     try:
-        found = equal_arm(subject.loaded, without, prompts, job.spec.arm.settings())
+        found = equal_arm(subject.loaded, without, prompts, settings)
     except UnsupportedArchitecture as fault:
         return str(fault)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -30,6 +31,16 @@ _NEAR = 0.02
 def moved_of(stored: dict[str, Any]) -> Moved:
     """As study.json has it."""
     return Moved(stored["filler"], stored["arm"], arm_of(stored["settings"]), stored["note"])
+
+
+def compile_arm(model: LoadedModel, settings: ArmSettings) -> None:
+    """On a GPU begin to compile what `equal_arm` will need. Prompts are rendered meanwhile."""
+    from mless import kernels
+    from mless.redistribution import compile_redistribution
+
+    if model.device.type == "cuda":
+        by_share = replace(settings, c=None, fraction=_MOST, layers=(FIRST,))
+        kernels.compiled_ahead(partial(compile_redistribution, model, by_share, attached=False))
 
 
 def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[Prompt], settings: ArmSettings) -> Moved:

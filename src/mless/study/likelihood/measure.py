@@ -17,6 +17,7 @@ from mless.results.storing import Tables
 from mless.results.units import Expected
 from mless.study.bench import Bench, Group, Measurement, Progress, Unit
 from mless.study.changing import prove_changes
+from mless.study.conditions import conditions_of
 from mless.study.identity import digest
 from mless.study.likelihood.asking import Asking
 from mless.study.likelihood.rows import changes, first_changed, padded
@@ -127,8 +128,12 @@ class LikelihoodMeasurement(Measurement):
     def load(self, subject: Subject, layers: Sequence[int], progress: Progress) -> None:
         if self._asking is not None:
             self._asking.load(subject)
-        else:
-            subject.load(progress, head=True)
+            return
+        from mless.study.likelihood.scoring import compile_ahead
+
+        subject.load(progress, head=True)
+        assert subject.loaded is not None
+        compile_ahead(subject.loaded, conditions_of(self.spec))
 
     def prepare(self, bench: Bench) -> None:
         assert bench.subject is not None

@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mless.capture.branching import branches
@@ -15,12 +16,13 @@ from mless.study.bench import Bench, Unit
 from mless.study.changing import loaded_cuts
 from mless.study.likelihood.rows import Recordings, Source, changes, cut_rows, padded
 from mless.study.likelihood.texts import Texts
-from mless.values import ArmSettings, arm_seed
+from mless.values import ArmSettings, Condition, arm_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mless.capture.branching import Branches
+    from mless.models import LoadedModel
     from mless.redistribution import ArmHandle
 
 #: Rows that are kept once they are made.
@@ -40,6 +42,22 @@ class _Forward:
     count: int
     length: int
     skipped: int
+
+
+def compile_ahead(model: LoadedModel, conditions: Sequence[Condition]) -> None:
+    """On a GPU begin to compile what the rows will need. Prompts are rendered meanwhile."""
+    from mless import kernels
+    from mless.redistribution import compile_redistribution
+
+    if model.device.type != "cuda":
+        return
+
+    def distributions() -> None:
+        head: Any = model.model.get_output_embeddings()
+        kernels.compile_described(len(head.weight), head.weight.dtype, head.weight.device)
+
+    arms = dict.fromkeys(one.arm for one in conditions if one.arm is not None)
+    kernels.compiled_ahead(distributions, *(partial(compile_redistribution, model, arm, attached=True) for arm in arms))
 
 
 class RowScoring:

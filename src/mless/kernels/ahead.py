@@ -1,0 +1,24 @@
+"""Kernels compiled ahead on a GPU: a machine's first study would wait several seconds for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def compiled_ahead(*calls: Callable[[], object]) -> threading.Thread:
+    """Runs the calls one after another in a thread, while the caller does something else. Each is to launch a kernel once.
+
+    Launches take turns by a lock of their kernel's own, so that no kernel is compiled twice.
+    """
+
+    def run() -> None:
+        for call in calls:
+            with suppress(Exception):  # whoever needs the kernel compiles it again, and gets the fault
+                call()
+
+    # No daemon: a process that ends while Triton compiles would crash.
+    thread = threading.Thread(target=run, name="mless-kernels")
+    thread.start()
+    return thread
