@@ -159,6 +159,8 @@ def aims() -> str:
     for rows, tokens in ((8, 512), (1, 8192)):
         cut = [row["ratio"] for row in _kept("h200-cutting") if (row["rows"], row["tokens"]) == (rows, tokens)]
         at_most(f"H200, forward with a cut over one without, {rows} × {tokens:,} tokens, three cuts", 1.1, cut, ".2f")
+    here = [row["ratio"] for row in _kept("x86-cutting")]
+    at_most("CPU (2 cores, x86), the same, 1 × 2,048 tokens, three cuts", 1.1, here, ".2f")
     four = [row["over_first"] for row in rows_of("h200host-workers", "quick by workers", workers=4)]
     at_least("16 cores, 4 workers over one, 4 threads each", 3, four)
     judged = [row["ratio"] for row in rows_of("h200host-judging", "judged", workers=16)]
@@ -446,8 +448,12 @@ def cause() -> str:
 
 def cutting() -> str:
     fields = ("cut", "rows", "tokens", "plain_ms", "ratio", "worst")
-    rows = ([row[name] for name in fields] for row in _newest(_kept("h200-cutting")))
-    return _table(("cut", "rows", "tokens", "plain, ms", "**over plain**, median", "the worst of 9"), rows)
+    rows = (
+        [machine, *(row[name] for name in fields)]
+        for machine in ("h200", "x86")
+        for row in _newest(_kept(f"{machine}-cutting"))
+    )
+    return _table(("machine", "cut", "rows", "tokens", "plain, ms", "**over plain**, median", "the worst of 9"), rows)
 
 
 def study() -> str:
