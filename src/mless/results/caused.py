@@ -9,6 +9,8 @@ from mless.results.cause_rows import CauseCell, CauseLink, LadderStep
 from mless.results.reading import StoredStudy, read_measured
 
 ALPHA = 0.05
+#: From so many times the effect on, a share is not said in per cent.
+_TIMES = 10
 
 #: The steps of the ladder in words.
 STEP_WORDS = {
@@ -74,16 +76,16 @@ def shown_at(p_adjusted: float | None) -> bool:
 
 
 def share_words(row: CauseCell | CauseLink) -> str:
-    """``24 % [12, 38]``, or that no share is known."""
+    """``24 % [12, 38]``, from ten times the effect on ``122 × [92, 171]``, or that no share is known."""
     if row.share is None:
         return "no share"
-    if row.share_lo is None or row.share_hi is None:
-        return f"{_percent(row.share)} %"
-    return f"{_percent(row.share)} % [{_percent(row.share_lo)}, {_percent(row.share_hi)}]"
-
-
-def _percent(share: float) -> str:
-    return f"{round(100 * share):d}".replace("-", "−")
+    whole, unit = (1, "×") if abs(row.share) >= _TIMES else (100, "%")
+    said = [
+        f"{round(whole * one):d}".replace("-", "−")
+        for one in (row.share, row.share_lo, row.share_hi)
+        if one is not None
+    ]
+    return f"{said[0]} {unit}" + (f" [{said[1]}, {said[2]}]" if len(said) == 3 else "")
 
 
 def place_of(cell: CauseCell) -> str:

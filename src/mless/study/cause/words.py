@@ -107,7 +107,7 @@ def _chain(rows: Sequence[CauseLink], moved: object) -> list[str]:
         lines.append(f"{metric}, the published chain, {words}: {said}")
     arm = by.get(("arm", "in"))
     if arm is not None:
-        share = "" if arm.share is None else f", {share_words(arm)} of the filler's"
+        share = "" if arm.share is None else f"; of the filler's effect {share_words(arm)}"
         reach = arm.note or "it moves layer 1's activations as far as the filler does"
         lines.append(
             f"{metric}, ARM in layer 1 to compare: {signed(arm.effect, metric)}{around(arm.lo, arm.hi, metric)} {unit_of_change(metric)}{share}; {reach}"

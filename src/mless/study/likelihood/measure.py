@@ -213,6 +213,8 @@ class LikelihoodMeasurement(Measurement):
         """Cuts and patches do what they say on this model, and a row that has them has the same bits alone and beside others."""
         from mless.intervening import starts_anywhere
 
+        if any(changes(one) for one in bench.conditions):
+            bench.progress.say("checking on this model that cuts and patches do what they say")
         found = prove_changes(bench.model, bench.conditions, bench.prompts or {})
         if self._patches:
             whole = starts_anywhere(bench.model.model, bench.model.layers, bench.prompts_of("none")[0])
