@@ -39,7 +39,8 @@ def rows_of(spec: mless.study.spec.StudySpec, work: Path) -> tuple[mless.LoadedM
     job, measurement = Job(spec, work / "none"), measurement_of(spec)
     bench, _ = opened(measurement, job)
     assert bench.subject is not None
-    measurement.load(bench.subject, bench.layers, job.progress)
+    # Not `measurement.load`, which would have kernels compiled before the study's clock begins.
+    bench.subject.load(job.progress, head=True)
     bench.prompts = write_prompts(measurement, bench, bench.subject).prompts
     measurement.prepare(bench)
     texts = measurement._texts  # pyright: ignore[reportAttributeAccessIssue]

@@ -241,4 +241,5 @@ def test_texts_that_differ_once_in_one_row_still_share_it(times, found):
     with model.model.get_decoder().register_forward_hook(off):
         proofs = prove_scores(model, Scorer(model), together, apart, None)
     assert proofs["texts"] == found
+    assert (proofs.get("gap that did not repeat", 0.0) > 0) == (times == 1)
     assert left[0] == max(0, times - 2)

@@ -174,7 +174,7 @@ def _mix(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def compile_redistribution(model: LoadedModel, settings: ArmSettings, *, attached: bool) -> None:
-    """Compile the kernel for the model's activations on a GPU, where there is one: as ARM in the model calls it, or as `redistribute` does."""
+    """Launch ARM's kernel once, where it serves the model, as ARM in the model does (`attached`) or as `redistribute` does."""
     point = activation_points(model.model, settings.layers)[0]
     up = getattr(point.owner, "up_proj", None)
     if not isinstance(up, nn.Linear) or not up.weight.is_cuda:

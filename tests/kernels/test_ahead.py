@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from mless.kernels import compiled_ahead
+from mless.kernels import in_background
 
 
 def test_calls_run_in_their_order_beside_the_caller() -> None:
@@ -14,7 +14,7 @@ def test_calls_run_in_their_order_beside_the_caller() -> None:
         begun.wait(timeout=60)
         seen.append((number, threading.current_thread() is threading.main_thread()))
 
-    thread = compiled_ahead(lambda: call(1), lambda: call(2))
+    thread = in_background(lambda: call(1), lambda: call(2))
     assert seen == []
     begun.set()
     thread.join(timeout=60)
@@ -27,5 +27,5 @@ def test_a_call_that_fails_leaves_the_others_and_the_caller_alone() -> None:
     def fails() -> None:
         raise RuntimeError("no compiler")
 
-    compiled_ahead(fails, lambda: seen.append(1)).join(timeout=60)
+    in_background(fails, lambda: seen.append(1)).join(timeout=60)
     assert seen == [1]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 
-def compiled_ahead(*calls: Callable[[], object]) -> threading.Thread:
-    """Runs the calls one after another in a thread, while the caller does something else. Each is to launch a kernel once.
+def in_background(*calls: Callable[[], object]) -> threading.Thread:
+    """Runs the calls one after another in a thread, while the caller does something else. Each launches a kernel once, and so has it compiled.
 
-    Launches take turns by a lock of their kernel's own, so that no kernel is compiled twice.
+    The caller joins the thread before anything that a launch would disturb, as the capture of a graph.
     """
 
     def run() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 _BLOCK = 4096
 _STAGES = 3
 #: Triton would compile a kernel once in each thread that asks for it at the same time.
-_LAUNCHING = threading.Lock()
+_COMPILING = threading.Lock()
 
 
 def described(ours: Tensor, theirs: Tensor | None) -> Tensor:
@@ -28,7 +28,7 @@ def described(ours: Tensor, theirs: Tensor | None) -> Tensor:
     out = torch.full((4, rows), torch.nan, dtype=torch.float32, device=ours.device)
     beside = ours if theirs is None else theirs if theirs.stride(-1) == 1 else theirs.contiguous()
     assert beside.shape == ours.shape, (beside.shape, ours.shape)
-    with _LAUNCHING, torch.cuda.device(ours.device) if ours.is_cuda else nullcontext():
+    with _COMPILING, torch.cuda.device(ours.device) if ours.is_cuda else nullcontext():
         _described_kernel[(rows,)](
             ours, beside, out, size, ours.stride(0), beside.stride(0), rows,
             COMPARED=theirs is not None, BLOCK=_BLOCK, STAGES=_STAGES, num_warps=8,

@@ -79,13 +79,14 @@ def share_words(row: CauseCell | CauseLink) -> str:
     """``24 % [12, 38]``, from ten times the effect on ``122 × [92, 171]``, or that no share is known."""
     if row.share is None:
         return "no share"
-    whole, unit = (1, "×") if abs(row.share) >= _TIMES else (100, "%")
-    said = [
-        f"{round(whole * one):d}".replace("-", "−")
-        for one in (row.share, row.share_lo, row.share_hi)
-        if one is not None
-    ]
-    return f"{said[0]} {unit}" + (f" [{said[1]}, {said[2]}]" if len(said) == 3 else "")
+    scale, unit, digits = (1, "×", 1) if abs(row.share) >= _TIMES else (100, "%", 0)
+
+    def number(share: float) -> str:
+        text = f"{scale * share:.{digits}f}"
+        return text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
+
+    ends = "" if row.share_lo is None or row.share_hi is None else f" [{number(row.share_lo)}, {number(row.share_hi)}]"
+    return f"{number(row.share)} {unit}{ends}"
 
 
 def place_of(cell: CauseCell) -> str:

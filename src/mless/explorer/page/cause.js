@@ -9,7 +9,12 @@ import { ask } from "./source.js";
 
 const SIGN = { sign: true };
 const NO_SHARE = "The whole effect's interval holds 0, so no share is known.";
-const share = (row) => (row.share === null ? "–" : `${number(100 * row.share, 0)} %${around(times(row.share_lo, 100), times(row.share_hi, 100), 0)}`);
+const share = (row) => {
+  if (row.share === null) return "–";
+  // As in verdicts (results/caused.py): from ten times the effect on it is no per cent.
+  const [scale, unit, digits] = Math.abs(row.share) >= 10 ? [1, "×", 1] : [100, "%", 0];
+  return `${number(scale * row.share, digits)} ${unit}${around(times(row.share_lo, scale), times(row.share_hi, scale), digits)}`;
+};
 
 // The metric that is shown, a choice of it, and how its changes are written.
 function shown(view, found, values) {

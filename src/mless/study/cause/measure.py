@@ -20,7 +20,7 @@ from mless.results.folder import ResultFolder
 from mless.study.bench import Composed, Job, Measurement, Outcome, Run
 from mless.study.cause import cells
 from mless.study.cause.cells import Moved, Runs
-from mless.study.cause.moving import compile_arm, equal_arm, moved_of
+from mless.study.cause.moving import begin_compiling, equal_arm, moved_of
 from mless.study.cause.tables import tables_of_changes
 from mless.study.cause.words import cause_lines
 from mless.study.composed_tables import CAUSE_PARTS
@@ -158,13 +158,15 @@ def _moved(job: Job, subject: Subject, filler: Condition, items: Sequence[Item],
     subject.load(job.progress, layers=[cells.FIRST])
     assert subject.loaded is not None
     settings = job.spec.arm.settings()
-    compile_arm(subject.loaded, settings)
-    without, prompts = (_prompts(job.spec, subject, one, items) for one in (Condition("none", "none"), filler))
+    compiling = begin_compiling(subject.loaded, settings)
     try:
+        without, prompts = (_prompts(job.spec, subject, one, items) for one in (Condition("none", "none"), filler))
         found = equal_arm(subject.loaded, without, prompts, settings)
     except UnsupportedArchitecture as fault:
         return str(fault)
     finally:
+        if compiling is not None:
+            compiling.join()
         subject.loaded = None
     job.progress.say(
         f"layer 1's activations: the filler moves them by {found.filler:.3g} a token; ARM with fraction {found.settings.fraction:g} by {found.arm:.3g}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -33,14 +34,15 @@ def moved_of(stored: dict[str, Any]) -> Moved:
     return Moved(stored["filler"], stored["arm"], arm_of(stored["settings"]), stored["note"])
 
 
-def compile_arm(model: LoadedModel, settings: ArmSettings) -> None:
+def begin_compiling(model: LoadedModel, settings: ArmSettings) -> Thread | None:
     """On a GPU begin to compile what `equal_arm` will need. Prompts are rendered meanwhile."""
     from mless import kernels
     from mless.redistribution import compile_redistribution
 
-    if model.device.type == "cuda":
-        by_share = replace(settings, c=None, fraction=_MOST, layers=(FIRST,))
-        kernels.compiled_ahead(partial(compile_redistribution, model, by_share, attached=False))
+    if model.device.type != "cuda":
+        return None
+    by_share = replace(settings, c=None, fraction=_MOST, layers=(FIRST,))
+    return kernels.in_background(partial(compile_redistribution, model, by_share, attached=False))
 
 
 def equal_arm(model: LoadedModel, without: Sequence[Prompt], prompts: Sequence[Prompt], settings: ArmSettings) -> Moved:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +79,8 @@ class LikelihoodMeasurement(Measurement):
         self._lacks: dict[str, int] = {}
         #: How many tokens an item's texts have after its prompt, in one row.
         self._after: list[int] = []
+        #: The thread that compiles kernels, on a GPU.
+        self._compiling: Thread | None = None
         #: Runs the rows; made by `start`.
         self._scoring: RowScoring | None = None
         #: Whether conditions of the study have patches.
@@ -129,11 +132,11 @@ class LikelihoodMeasurement(Measurement):
         if self._asking is not None:
             self._asking.load(subject)
             return
-        from mless.study.likelihood.scoring import compile_ahead
+        from mless.study.likelihood.scoring import begin_compiling
 
         subject.load(progress, head=True)
         assert subject.loaded is not None
-        compile_ahead(subject.loaded, conditions_of(self.spec))
+        self._compiling = begin_compiling(subject.loaded, conditions_of(self.spec))
 
     def prepare(self, bench: Bench) -> None:
         assert bench.subject is not None
@@ -278,14 +281,22 @@ class LikelihoodMeasurement(Measurement):
 
     def resume(self, bench: Bench, stored: Mapping[str, Any]) -> None:
         super().resume(bench, stored)
+        self._end_compiling()
         if self._asking is not None:
             self._asking.about = dict(stored.get("engine") or {})
 
     def stop(self) -> None:
+        self._end_compiling()
         if self._scoring is not None:
             self._scoring.close()
         if self._asking is not None:
             self._asking.stop()
+
+    def _end_compiling(self) -> None:
+        """A study that follows may load its own model and capture graphs, which another thread's launches would break."""
+        if self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
 
     # ---- which rows run together
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from mless.capture.branching import branches
@@ -44,20 +45,19 @@ class _Forward:
     skipped: int
 
 
-def compile_ahead(model: LoadedModel, conditions: Sequence[Condition]) -> None:
+def begin_compiling(model: LoadedModel, conditions: Sequence[Condition]) -> Thread | None:
     """On a GPU begin to compile what the rows will need. Prompts are rendered meanwhile."""
     from mless import kernels
     from mless.redistribution import compile_redistribution
 
     if model.device.type != "cuda":
-        return
-
-    def distributions() -> None:
-        head: Any = model.model.get_output_embeddings()
-        kernels.compile_described(len(head.weight), head.weight.dtype, head.weight.device)
-
+        return None
+    head: Any = model.model.get_output_embeddings()
     arms = dict.fromkeys(one.arm for one in conditions if one.arm is not None)
-    kernels.compiled_ahead(distributions, *(partial(compile_redistribution, model, arm, attached=True) for arm in arms))
+    return kernels.in_background(
+        partial(kernels.compile_described, len(head.weight), head.weight.dtype, head.weight.device),
+        *(partial(compile_redistribution, model, arm, attached=True) for arm in arms),
+    )
 
 
 class RowScoring:
