@@ -14,7 +14,7 @@ from mless.study.cause.tables import tables_of_changes
 from mless.values import ArmSettings, Condition
 from written_folders import write_folder
 
-SCALES = {"solution": 0.02, "contrast": 0.4, "pass@1": 0.05}
+SCALES = {"solution": 0.02, "contrast": 0.4, "answer": 0.4, "pass@1": 0.05}
 FILLER = Condition("mless", "repeat", " /", 55)
 
 
@@ -30,16 +30,17 @@ def write_cause(
     whole: float = 2.0,
     activation: bool = True,
     seed: int = 1,
+    of: Sequence[str] = ("ladder", "map", "chain"),
 ) -> Path:
     """Most of the effect is the question's; in the map layer 3's attention output carries it, and every later residual stream.
 
-    `whole`: the effect in units of the items' spread; at 0 there is none, and no share is known.
+    `of`: which of the three the study has. `whole`: the effect in units of the items' spread; at 0 there is none, and no share is known.
     """
     rng = np.random.default_rng(seed)
-    places = cells(FILLER, range(1, layers + 1), parts, heads, ("all",))
+    places = cells(FILLER, range(1, layers + 1), parts, heads, ("all",)) if "map" in of else []
     moved = Moved(0.42, 0.31, ArmSettings(fraction=0.3), "ARM moves them by 0.31 at most, and the filler by 0.42")
-    links = chain(FILLER, ("all",), activation=activation)
-    runs = Runs(FILLER, ladder(FILLER), places, links, moved if activation else None)
+    links = chain(FILLER, ("all",), activation=activation) if "chain" in of else {}
+    runs = Runs(FILLER, ladder(FILLER) if "ladder" in of else {}, places, links, moved if activation else None)
     share = {"positions": 0.1, "seen-by-nobody": 0.15, "seen-by-question": 0.8, "seen-by-answer": 0.3, "mless": 1.0}
     for one in places:
         carried = {"attention-output": 0.7 * (one.layer == 3), "residual": 0.9 * (one.layer >= 3)}.get(one.part, 0.0)
@@ -57,7 +58,7 @@ def write_cause(
     about = {
         "complete": True,
         "measures": "cause",
-        "study": {"name": "cause", "seed": 0},
+        "study": {"name": "cause", "seed": 0, "cause": {"of": list(of)}},
         "items": [str(number) for number in range(items)],
         "task": "gsm8k",
         "model": {"label": label, "layers": layers},

@@ -23,7 +23,7 @@ def test_words() -> None:
     )
     assert Cut("all", "filler", to="sink").words() == "all → filler cut in all layers, weight to the sink"
     patch = Patch("attention-output", layers=1, at="question", heads=4, source="mless")
-    assert patch.words() == "attention-output of mless in layers 1, heads 4 at question"
+    assert patch.words() == "attention-output of mless in layer 1, head 4 at question"
     condition = Condition("x", "repeat", " /", 5, cut=(Cut("answer", "filler"),))
     assert condition_words(condition) == "5 × ' /', before-question, answer → filler cut in all layers"
 

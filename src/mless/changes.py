@@ -62,8 +62,8 @@ class Cut:
 
     def words(self) -> str:
         """``question → filler cut in layers 2-, heads 3``."""
-        heads = "" if self.heads is None else f", heads {self.heads}"
-        where = "in all layers" if self.layers == "all" else f"in layers {self.layers}"
+        heads = "" if self.heads is None else f", {_numbered('head', self.heads)}"
+        where = "in all layers" if self.layers == "all" else f"in {_numbered('layer', self.layers)}"
         sink = ", weight to the sink" if self.to == "sink" else ""
         return f"{'+'.join(self.queries)} → {'+'.join(self.keys)} cut {where}{heads}{sink}"
 
@@ -98,12 +98,17 @@ class Patch:
             )
 
     def words(self) -> str:
-        """``attention-output of mless in layers 1 at question``."""
-        heads = "" if self.heads is None else f", heads {self.heads}"
-        where = "in all layers" if self.layers == "all" else f"in layers {self.layers}"
+        """``attention-output of mless in layer 1 at question``."""
+        heads = "" if self.heads is None else f", {_numbered('head', self.heads)}"
+        where = "in all layers" if self.layers == "all" else f"in {_numbered('layer', self.layers)}"
         taken = f" of {self.source}" if self.source else ""
         at = "everywhere" if self.at == ("all",) else f"at {'+'.join(self.at)}"
         return f"{self.part}{taken} {where}{heads} {at}"
+
+
+def _numbered(what: str, numbers: str) -> str:
+    """``layer 1``, ``layers 2-``."""
+    return f"{what}{'' if numbers.isdigit() else 's'} {numbers}"
 
 
 def cut_of(stored: Mapping[str, Any]) -> Cut:

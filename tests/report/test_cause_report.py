@@ -51,3 +51,22 @@ def test_cells_that_matter_are_listed_the_largest_first(folder: Path, page: Page
         for row in shown[:MOST]:
             assert place_of(row) in page.text
             assert signed(row.effect, metric) + around(row.lo, row.hi, metric) in page.text
+
+
+@pytest.mark.parametrize("of", ["ladder", "map", "chain"])
+def test_one_of_the_three_alone_has_its_numbers_and_no_empty_table(tmp_path: Path, of: str) -> None:
+    folder = write_cause(tmp_path / "r", layers=12, of=(of,))
+    page = Page(publish(folder, fresh=True).read_text(encoding="utf-8"))
+    stored = StoredCause.open(folder)
+    headings = {"ladder": "The ladder: who has to", "map": "The map: parts of layers", "chain": "The published chain"}
+    assert {name for name, heading in headings.items() if heading in page.text} == {of}
+    links = [signed(row.effect, row.metric) + around(row.lo, row.hi, row.metric) for row in stored.links()]
+    cells = [row for row in stored.cells() if shown_at(row.p_adjusted)]
+    cells = [signed(row.effect, row.metric) + around(row.lo, row.hi, row.metric) for row in cells]
+    steps = [
+        signed(row.delta, row.metric) + around(row.lo, row.hi, row.metric) for row in stored.steps() if row.adds_up
+    ]
+    said = {"ladder": steps, "map": cells, "chain": links}[of]
+    assert len(said) > 4
+    for number in said:
+        assert number in page.text

@@ -564,3 +564,11 @@ def test_solutions_and_choices_leave_stored_folders_as_they_are() -> None:
     assert found == identity_of(load_study("quick"), None, "weights", [Item("1", "q", "a")])
     assert found["data"] == digest([["1", "q", "a"]])
     assert "solution_field" not in found
+
+
+def test_a_misspelt_field_of_a_cut_is_named_before_the_one_that_it_leaves_out() -> None:
+    cut = [{"querys": "answer", "keys": "filler"}]
+    with pytest.raises(
+        BadStudy, match=r"no field 'condition\.c\.cut\.0\.querys' \(did you mean 'condition\.c\.cut\.0\.queries'\?\)"
+    ):
+        load_study("likelihood", {"conditions": ["none", "c"], "condition": {"c": {"filler": " /", "cut": cut}}})

@@ -28,7 +28,8 @@ def metrics_of(stored: StoredCause) -> list[dict[str, Any]]:
     """The tables of each metric."""
     steps, cells, links = stored.steps(), stored.cells(), stored.links()
     found: list[dict[str, Any]] = []
-    for metric in [name for name in METRICS_OF_CHANGE if any(row.metric == name for row in steps)]:
+    there = {row.metric for row in (*steps, *cells, *links)}
+    for metric in [name for name in METRICS_OF_CHANGE if name in there]:
         own = [row for row in cells if row.metric == metric]
         shown = sorted((row for row in own if shown_at(row.p_adjusted)), key=lambda row: -abs(row.effect))
         found.append(

@@ -15,7 +15,7 @@ from mless.errors import BadFolder, BadStudy, MlessError
 from mless.results.folder import ResultFolder
 from mless.results.nats import METRICS_OF_CHANGE
 from mless.study.bench import Composed, Job, Outcome, Run
-from mless.study.conditions import condition_named
+from mless.study.conditions import condition_named, conditions_of
 from mless.study.identity import (
     OF_ATTENTION,
     check_age,
@@ -193,7 +193,7 @@ def _run_inner(
     computed, units = 0, 0
     left_out: dict[str, MlessError] = {}
     for name, study in made.inner.items():
-        job.progress.say(f"{name}: {len(study.conditions)} conditions on {items} items")
+        job.progress.say(f"{name}: {len(conditions_of(study))} conditions on {items} items")
         there = (folder.path / name).exists()
         try:
             outcome = run(replace(job, spec=study, out=folder.path / name, for_figure=False))

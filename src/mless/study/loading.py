@@ -118,7 +118,9 @@ def validated(fields: Mapping[str, Any], source: str, typed: Mapping[str, str] |
     try:
         return StudySpec.model_validate(dict(fields))
     except ValidationError as fault:
-        first = fault.errors()[0]
+        # A misspelt field is lacking under its own name too.
+        faults = fault.errors()
+        first = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
         where = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             *tables, last = map(str, first["loc"])

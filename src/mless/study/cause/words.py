@@ -31,11 +31,18 @@ def cause_lines(path: Path) -> list[str]:
         f"{about['model']['label']}, {counted(len(about['items']), 'item')} of {about['task']}: what the effect of {filler} ({what}) is made of, by "
         f"{' and '.join(about['inner'])}"
     ]
-    for metric in shown_metrics({row.metric for row in rows}):
+    shown = shown_metrics({row.metric for row in rows})
+    for metric in shown:
         lines += _ladder([row for row in steps if row.metric == metric])
         lines += _map([row for row in cells if row.metric == metric])
         lines += _chain([row for row in links if row.metric == metric], about.get("layer_1_moved"))
-    return [*lines, *_limits(steps, cells), *_hybrid(about.get("layers_without_attention") or [])]
+    items = len(about["items"])
+    return [
+        *lines,
+        *_others(shown, steps),
+        *_limits(shown, steps, cells, items),
+        *_hybrid(about.get("layers_without_attention") or []),
+    ]
 
 
 def _number(row: LadderStep) -> str:
@@ -117,6 +124,16 @@ def _chain(rows: Sequence[CauseLink], moved: object) -> list[str]:
     return lines
 
 
+def _others(shown: Sequence[str], steps: Sequence[LadderStep]) -> list[str]:
+    """Metrics that the verdict is not about, but that the filler changes."""
+    named = [
+        f"{row.metric} {_number(row)} {unit_of_change(row.metric)}"
+        for row in steps
+        if (row.step, row.against) == ("all", "none") and row.metric not in shown and shown_at(row.p)
+    ]
+    return [f"the filler changes other metrics too, see the page: {'; '.join(named)}"] if named else []
+
+
 def _hybrid(layers: Sequence[int]) -> list[str]:
     if not layers:
         return []
@@ -126,23 +143,29 @@ def _hybrid(layers: Sequence[int]) -> list[str]:
     ]
 
 
-def _limits(steps: Sequence[LadderStep], cells: Sequence[CauseCell]) -> list[str]:
+def _limits(shown: Sequence[str], steps: Sequence[LadderStep], cells: Sequence[CauseCell], items: int) -> list[str]:
     said = [
         "shares need not add up to 100 %: where either of two ways is enough, taking one out changes nothing (docs/cause.md)"
     ]
     if cells:
         of_one = sum(row.metric == cells[0].metric for row in cells)
         said.append(f"cells matter where p ≤ 0.05 after Holm over the {of_one} of a metric")
-        few = min(row.n for row in cells)
+        few, metric = min((row.n, row.metric) for row in cells if row.metric in shown)
         if not can_reject(few, of_one):
             said.append(
                 f"with {counted(few, 'item')} no cell of so many can be shown to matter, whatever they do (it takes {items_needed(of_one)}), and "
                 "intervals of so few say little"
             )
         elif few < _ENOUGH:
+            known = "" if few == items else f" ({few} of the {items} have a {metric})"
             said.append(
-                f"with {counted(few, 'item')} a map may claim too much where items are skewed; take at least {_ENOUGH}"
+                f"with {counted(few, 'item')} a map may claim too much where items are skewed{known}; take at least {_ENOUGH}"
             )
+    changes = len(CHANGE_WORDS)
+    if steps and not can_reject(few := min(row.n for row in steps if row.metric in shown), changes):
+        said.append(
+            f"with {counted(few, 'item')} none of the {changes} changes of a ladder can be shown (it takes {items_needed(changes)})"
+        )
     if steps:
         said.append("the question is all of the prompt after the filler; p of the five changes are Holm's")
     return said

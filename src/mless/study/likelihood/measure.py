@@ -206,9 +206,10 @@ class LikelihoodMeasurement(Measurement):
             self.proofs |= {"rows side by side": len(lanes), "weights packed": lanes.packed}
         self.proofs |= self._prove_changes(bench, scoring)
         patched = {"patched runs in use": self.proofs["patched runs"]} if self._patches else {}
+        changed = "; cuts and patches do what they say" if any(changes(one) for one in bench.conditions) else ""
         said = "in one row" if scoring.together else f"in a row each ({self.proofs['why']})"
         bench.progress.say(
-            f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}"
+            f"proofs hold: log-probabilities as the model's own forward gives them, the texts after a prompt {said}{changed}"
         )
         return {"texts in use": self.proofs["texts"], **patched}
 

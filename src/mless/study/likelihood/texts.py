@@ -127,7 +127,7 @@ def texts_of(
         )
         if answer is not None and len(beside) < others and item.choices is None:
             few = (
-                f"{len(beside)} other answers of its kind to compare with; {others} were asked for"
+                f"{counted(len(beside), 'other answer')} of its kind to compare with; {others} were asked for"
                 if beside
                 else "no other answer of its kind, so no contrast"
             )
