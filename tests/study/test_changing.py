@@ -101,7 +101,7 @@ def test_activations_of_a_layer_that_takes_them_from_another_run(tiny: Path, tmp
         (
             FILLER | {"cut": [{"queries": "question", "keys": "filler", "layers": "2"}]},
             {"layers": "1"},
-            r"cut in layers 2 cannot change layers up to 1, which are all that is measured; add --layers 1-2",
+            r"cut in layer 2 cannot change layers up to 1, which are all that is measured; add --layers 1-2",
         ),
     ],
 )
