@@ -15,7 +15,7 @@ def in_background(*calls: Callable[[], object]) -> threading.Thread:
 
     def run() -> None:
         for call in calls:
-            with suppress(Exception):  # whoever needs the kernel compiles it again, and gets the fault
+            with suppress(Exception):  # the study itself launches the kernel later, and gets the fault
                 call()
 
     # No daemon: a process that ends while Triton compiles would crash.

@@ -39,6 +39,13 @@ def test_each_kernel_is_asked_for_once_with_the_sizes_of_the_model(monkeypatch: 
     head = model.model.get_output_embeddings().weight
     assert asked == [(len(head), head.dtype, head.device), (arm, True), (other, True)]
 
+    asked.clear()
+    monkeypatch.setattr(model.model, "get_output_embeddings", lambda: None)
+    thread = begin_compiling(replace(model, device=torch.device("cuda")), conditions)
+    assert thread is not None
+    thread.join(timeout=60)
+    assert asked == [(arm, True), (other, True)]
+
 
 def test_the_thread_has_ended_when_the_study_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[str] = []

@@ -52,12 +52,13 @@ def begin_compiling(model: LoadedModel, conditions: Sequence[Condition]) -> Thre
 
     if model.device.type != "cuda":
         return None
-    head: Any = model.model.get_output_embeddings()
     arms = dict.fromkeys(one.arm for one in conditions if one.arm is not None)
-    return kernels.in_background(
-        partial(kernels.compile_described, len(head.weight), head.weight.dtype, head.weight.device),
-        *(partial(compile_redistribution, model, arm, attached=True) for arm in arms),
-    )
+    calls = [partial(compile_redistribution, model, arm, attached=True) for arm in arms]
+    # A head of another kind is read all the same; what it needs is compiled when it is read.
+    weight: Tensor | None = getattr(model.model.get_output_embeddings(), "weight", None)
+    if weight is not None:
+        calls.insert(0, partial(kernels.compile_described, len(weight), weight.dtype, weight.device))
+    return kernels.in_background(*calls)
 
 
 class RowScoring:
